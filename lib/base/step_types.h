@@ -1,0 +1,51 @@
+// The plain records of one engine step that the scheduler writes and the attention kernels read.
+// Symbols are those of the algorithm: T rows (tokens) of the step, C context tokens already cached,
+// q new tokens, W workspace rows.
+#pragma once
+
+#include <cstdint>
+
+namespace mla {
+
+inline constexpr int kPageTokens = 64;   // tokens of a KV page
+inline constexpr int kKeyTile = 128;     // keys of a prefill tile; spans are cut at its multiples
+inline constexpr int kDecodeSplit = 256; // keys of a decode split, at absolute multiples
+
+// A cached row of token position p of a request lives in slot
+//   page_table[table_begin + p / kPageTokens] * kPageTokens + p % kPageTokens.
+
+// The prompt tokens of one request in this step: rows [row_begin, row_begin + q_len) of the step
+// are its positions [context, context + q_len). Its keys are positions [0, context + q_len).
+struct PrefillSpan {
+  int32_t row_begin;
+  int32_t q_len;        // >= 1
+  int32_t context;      // C
+  int32_t table_begin;  // into StepPlan::page_table
+};
+
+// One row that attends by the absorbed path: a generated token.
+struct DecodeRow {
+  int32_t row;          // of the step
+  int32_t key_len;      // its position + 1: itself is its last key
+  int32_t table_begin;  // into StepPlan::page_table
+};
+
+// A piece of a request's keys inside one pass: positions [key_begin, key_end) are recomputed into
+// workspace rows [workspace_row, workspace_row + key_end - key_begin). key_begin is a multiple of
+// kKeyTile; key_end is one too, or the request's last key.
+struct KeySpan {
+  int32_t prefill;        // index into StepPlan::prefill
+  int32_t key_begin;
+  int32_t key_end;
+  int32_t workspace_row;
+};
+
+// One pass over the workspace: spans [span_begin, span_end) of StepPlan::key_spans. In every pass a
+// request has at most one span. `rows` (<= W) is what they take together.
+struct Pass {
+  int32_t span_begin;
+  int32_t span_end;
+  int32_t rows;
+};
+
+}  // namespace mla

@@ -1,0 +1,32 @@
+// Turns generated tokens into text one by one, and finds stop strings.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lib/text/tokenizer.h"
+
+namespace mla {
+
+// Text released so far never changes: an incomplete UTF-8 sequence and a suffix that could begin a
+// stop string are held back until it is known what they are.
+class Detokenizer {
+ public:
+  // `tokenizer` may be null (a checkpoint without tokenizer.json): then there is no text and
+  // `stop` must be empty. Stop strings are not empty. It outlives the detokenizer.
+  Detokenizer(const Tokenizer* tokenizer, std::vector<std::string> stop);
+
+  // Adds a token. True when a stop string is complete: text() then ends before it, stop_string()
+  // names it, and nothing may be pushed any more. Of several matches the earliest in the text wins;
+  // at one place the one that is complete first, then the one given first.
+  bool push(int32_t token);
+
+  // No more tokens come: releases what was held back; an incomplete UTF-8 tail becomes U+FFFD.
+  void finish();
+
+  const std::string& text() const;         // released text
+  const std::string& stop_string() const;  // the one found, or ""
+};
+
+}  // namespace mla

@@ -1,0 +1,78 @@
+// All tensors of a Hugging Face directory: model.safetensors.index.json and its shards, or one
+// model.safetensors.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lib/base/dtype.h"
+#include "weights_loader/safetensors.h"
+
+namespace mla {
+
+// What a model expects of one tensor.
+struct TensorSpec {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+
+// A tensor of the checkpoint: mapped, not copied. The file lives as long as the view.
+struct TensorView {
+  std::string name;
+  DType dtype = DType::bf16;   // bf16, f32 or f16
+  std::vector<int64_t> shape;
+  const std::byte* data = nullptr;
+  std::shared_ptr<const SafetensorsFile> file;
+
+  int64_t elements() const;
+  // Elements [begin, begin + count) as float, whatever the dtype; exact.
+  void read_f32(int64_t begin, int64_t count, float* out) const;
+};
+
+struct CheckpointIndex {
+  std::map<std::string, std::string> shard_of;  // tensor name → file name
+  uint64_t total_size = 0;                      // metadata.total_size, 0 where absent
+};
+
+// Reads an index. Throws Error: not JSON, no weight_map, a shard path that is absolute or leaves
+// the directory, a duplicate tensor name.
+CheckpointIndex read_index(const std::string& path);
+
+class Checkpoint {
+ public:
+  // Opens every shard and checks them against the index. Throws Error that names what is wrong: no
+  // checkpoint in the directory, a missing shard, a tensor that the index puts in a shard that does
+  // not have it, a tensor that two shards have, and every error of SafetensorsFile::open.
+  // A tensor in a shard that the index does not name is a warning.
+  static Checkpoint open(const std::string& dir);
+
+  // Checks the expected tensors: each there, with its shape and a dtype of BF16, F32 or F16. Throws
+  // Error that names file and tensor, expected and found; when several are wrong, the message lists
+  // the first of them and their number. Tensors beyond `expected` are warnings.
+  void check(const std::vector<TensorSpec>& expected);
+
+  // Throws Error where it is not there.
+  TensorView tensor(const std::string& name) const;
+
+  uint64_t total_bytes() const;                       // of all tensors' data
+  const std::vector<std::string>& warnings() const;
+  const std::vector<std::string>& shard_paths() const;
+  size_t num_tensors() const;
+  // A fingerprint that changes when a file's name, size or header changes: 16 hex digits.
+  std::string fingerprint() const;
+
+ private:
+  struct Entry {
+    size_t shard;
+    TensorInfo info;
+  };
+  std::map<std::string, Entry> entries_;
+  std::vector<std::shared_ptr<const SafetensorsFile>> shards_;
+  std::vector<std::string> shard_paths_, warnings_;
+};
+
+}  // namespace mla
