@@ -1,0 +1,120 @@
+// Requests of a JSONL file, read one by one; a line that is not a request becomes a BadLine.
+#pragma once
+
+#include <cstdint>
+#include <istream>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <variant>
+#include <vector>
+
+#include "lib/base/json.h"
+#include "lib/batch/hash.h"
+#include "lib/text/chat_template.h"
+
+namespace mla {
+
+inline constexpr int32_t kDefaultMaxTokens = 16;  // of text and token prompts, as vLLM
+inline constexpr int kMaxLogprobs = 20;
+inline constexpr size_t kMaxStopStrings = 16;
+
+struct SamplingParams {
+  float temperature = 0;  // 0: greedy; finite, >= 0
+  int32_t top_k = 0;      // 0 or -1: off
+  float top_p = 1;        // (0, 1]
+  // >= 1. As a default of the reader: what the command line says, if it does. In a Request: absent
+  // (a chat line that does not say) means the rest of the model length.
+  std::optional<int32_t> max_tokens;
+  int32_t min_tokens = 0;           // 0 .. max_tokens
+  std::optional<int64_t> seed;      // of this request; absent: the run's
+  std::vector<std::string> stop;    // non-empty strings, at most kMaxStopStrings
+  std::vector<int32_t> stop_token_ids;
+  bool ignore_eos = false;
+  std::optional<int32_t> logprobs;  // 0 .. kMaxLogprobs
+};
+
+// The codes of error records that this library gives; the engine adds its own.
+namespace error_code {
+inline constexpr const char* kInvalidUtf8 = "invalid_utf8";
+inline constexpr const char* kInvalidJson = "invalid_json";  // not JSON, or a key twice
+inline constexpr const char* kLineTooLong = "line_too_long";
+inline constexpr const char* kDuplicateId = "duplicate_id";
+inline constexpr const char* kInvalidRequest = "invalid_request";
+inline constexpr const char* kUnsupported = "unsupported";
+inline constexpr const char* kContextLength = "context_length_exceeded";  // prompt too long
+inline constexpr const char* kNotFinite = "logits_not_finite";
+}  // namespace error_code
+
+using Prompt = std::variant<std::string, std::vector<int32_t>, std::vector<ChatMessage>>;
+
+struct Request {
+  int64_t index = 0;  // of the record, from 0; blank lines do not count
+  int64_t line = 0;   // physical, from 1
+  Json id;            // a string or an integer; by default the line number
+  Prompt prompt;      // not empty; token ids are inside the vocabulary
+  SamplingParams sampling;
+  std::optional<std::string> answer;
+};
+
+struct BadLine {
+  int64_t index = 0;
+  int64_t line = 0;
+  Json id;              // null where it could not be read
+  std::string code;     // one of error_code
+  std::string message;  // "line 7: field 'top_p': expected …, found …"
+};
+
+// For a request that turns out later not to be served; the message gets "line N: " in front.
+BadLine make_bad_line(const Request& request, std::string_view code, std::string_view message);
+
+struct ReaderOptions {
+  SamplingParams defaults;          // of lines that do not say
+  int64_t vocab_size = 0;           // token ids lie in [0, vocab_size)
+  bool has_tokenizer = true;        // false: text, messages and stop strings are bad lines
+  size_t max_line_bytes = size_t{64} << 20;
+};
+
+using Record = std::variant<Request, BadLine>;
+
+// Blank lines are skipped, a BOM and CRLF are fine. Keeps one line and the ids seen, nothing more.
+class RequestReader {
+ public:
+  // `what` names the stream in I/O errors. The stream outlives the reader.
+  RequestReader(std::istream& in, std::string what, ReaderOptions options);
+
+  // The next record; nothing at the end. Throws Error only when the stream cannot be read.
+  std::optional<Record> next();
+
+  struct UnknownField {
+    int64_t first_line = 0;
+    int64_t lines = 0;
+  };
+  // Fields that no line may have, by name, so far; at most 100 names are kept.
+  const std::map<std::string, UnknownField>& unknown_fields() const { return unknown_; }
+
+  int64_t records() const { return records_; }    // returned so far
+  int64_t bytes_read() const { return hash_.bytes(); }
+  std::string input_hash() const { return hash_.hex(); }  // SHA-256 of the bytes read so far
+
+ private:
+  bool read_line();  // into line_, without the newline; false at the end
+  Record parse_line(int64_t index);
+  void claim_id(const Json& id);
+  void note_unknown_fields(const Json& object);
+
+  std::istream& in_;
+  std::string what_;
+  ReaderOptions options_;
+  std::string line_;
+  bool too_long_ = false;
+  int64_t line_number_ = 0;
+  int64_t records_ = 0;
+  std::unordered_set<std::string> ids_;  // as JSON text, so that 1 and "1" differ
+  std::map<std::string, UnknownField> unknown_;
+  Sha256 hash_;
+};
+
+}  // namespace mla

@@ -1,0 +1,78 @@
+// What a finished request gives, its timing, and its output record.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lib/base/json.h"
+#include "lib/batch/hash.h"
+#include "lib/batch/request.h"
+
+namespace mla {
+
+// Log-softmax of the raw fp32 logits, natural log.
+struct TokenLogprob {
+  int32_t token = 0;
+  float logprob = 0;
+  std::vector<std::pair<int32_t, float>> top;  // [k], best first; k of the request, 0 allowed
+};
+
+// Moments of a request, in milliseconds of one monotonic clock that the caller reads.
+class RequestTiming {
+ public:
+  void arrive(double now_ms) { arrival_ms_ = now_ms; }
+  // The first step that runs prompt tokens of the request; later calls change nothing.
+  void schedule(double now_ms);
+  // One call a generated token, when the host has it.
+  void token(double now_ms);
+
+  int32_t prefill_chunks = 0;
+
+  int64_t tokens() const { return tokens_; }
+  double queue_ms() const { return first_scheduled_ms_ - arrival_ms_; }
+  double prefill_ms() const { return first_token_ms_ - first_scheduled_ms_; }
+  double ttft_ms() const { return first_token_ms_ - arrival_ms_; }
+  double e2e_ms() const { return last_token_ms_ - arrival_ms_; }
+  std::optional<double> tpot_ms() const;  // (last - first) / (tokens - 1); absent for one token
+  const std::vector<float>& itl_ms() const { return itl_ms_; }  // [tokens - 1]
+
+ private:
+  double arrival_ms_ = 0, first_scheduled_ms_ = 0, first_token_ms_ = 0, last_token_ms_ = 0;
+  bool scheduled_ = false;
+  int64_t tokens_ = 0;
+  std::vector<float> itl_ms_;
+};
+
+struct Result {
+  int64_t index = 0;
+  int64_t line = 0;
+  Json id;
+  std::optional<std::string> text;  // absent (null in the record) without a tokenizer
+  std::vector<int32_t> token_ids;   // with a final EOS or stop token
+  std::string finish_reason;        // "stop" or "length"
+  Json stop_reason;                 // null for EOS and length, else the stop string or the id
+  int32_t prompt_tokens = 0;
+  int32_t cached_tokens = 0;
+  LogprobHash logprob_hash;         // of the chosen tokens' logprobs, one add() a token
+  std::optional<std::string> answer;
+  std::optional<std::vector<int32_t>> prompt_token_ids;
+  std::optional<std::vector<TokenLogprob>> logprobs;  // [token_ids.size()] where asked for
+  RequestTiming timing;
+};
+
+// A result with the request's index, line, id and answer.
+Result make_result(const Request& request);
+
+// False when a logprob is NaN or infinite: such a request must be written as an error record with
+// error_code::kNotFinite instead.
+bool is_finite(const Result& result);
+
+// The record of outputs.jsonl. Logprobs read back to the same fp32 bits; timings are rounded to a
+// microsecond. Throws Error when a number is not finite: NaN is never printed.
+OrderedJson to_json(const Result& result);
+OrderedJson to_json(const BadLine& bad);
+
+}  // namespace mla
