@@ -1,0 +1,265 @@
+// The op interface: everything the model asks of a device. Few ops, coarse enough to be fused.
+//
+// Symbols: T rows of the call, H hidden, N heads, P nope dim, R rope dim, V value dim, L latent dim,
+// E routed experts, S shared experts, K routed experts a token, I expert width, W workspace rows.
+// `run dtype` is the element type of activations and cache, bfloat16 or float32. Pointers are device
+// pointers of the backend, row-major, and rows are contiguous unless a stride (in elements) is given.
+//
+// Every op computes each row by itself: the bits of a row's result do not depend on T, on the other
+// rows, on how a step is cut into passes, nor on the number of threads. Sums over K run in order
+// with fp32 accumulation. Rounding to the run dtype happens where an `out` is written, and where a
+// comment says so; nowhere else.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "lib/base/dtype.h"
+#include "lib/base/step_types.h"
+
+namespace mla {
+
+// How a weight is used. A backend lays it out as it likes (panels, interleaved rows, copies).
+enum class MatrixKind : uint8_t {
+  linear,     // y = x·Wᵀ
+  gate_up,    // rows [0, rows/2) gate, [rows/2, rows) up; the op computes SiLU(x·gateᵀ)·(x·upᵀ)
+  kv_b,       // [N·(P+V), L], per head k_nope rows first; read by rows and, absorbed, by heads
+  embedding,  // rows are looked up
+};
+
+// A weight that the backend owns: `experts` matrices [rows, cols]. Plain data, cheap to copy.
+struct Matrix {
+  MatrixKind kind = MatrixKind::linear;
+  DType dtype = DType::bf16;  // as stored; bf16 weights stay bf16 in a float32 run (it is exact)
+  int64_t experts = 1;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int32_t heads = 0;     // of kv_b
+  int32_t nope_dim = 0;  // of kv_b
+  void* data = nullptr;
+  void* absorbed = nullptr;  // kv_b: the backend's form for the absorbed path
+};
+
+// Host memory with a piece of a weight, [rows, cols].
+struct HostTensor {
+  const void* data = nullptr;
+  DType dtype = DType::bf16;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t row_stride = 0;  // in elements
+};
+
+struct EmbedParams {
+  const int32_t* ids;  // [T]
+  Matrix table;        // [vocab, H]
+  void* out;           // [T, H]
+  int64_t T;
+};
+
+// residual += delta (fp32, one rounding); out = RMSNorm(residual)·weight.
+struct AddNormParams {
+  void* residual;        // [T, H], updated in place; with `rows` it is only read
+  const float* delta;    // [T, H] fp32, or null: nothing is added
+  const float* weight;   // [H]
+  const int32_t* rows;   // [T] or null: row t reads residual and delta row rows[t]
+  void* out;             // [T, H]
+  int64_t T, H;
+  float eps;
+};
+
+// out = RMSNorm(x)·weight
+struct NormParams {
+  const void* x;         // [T, dim], rows x_stride apart
+  int64_t x_stride;
+  const float* weight;   // [dim]
+  void* out;             // [T, dim]
+  int64_t T, dim;
+  float eps;
+};
+
+// out = x·Wᵀ
+struct LinearParams {
+  const void* x;         // [T, cols]
+  Matrix w;              // [rows, cols]
+  void* out;             // [T, rows], run dtype, or float when out_f32
+  bool out_f32;
+  int64_t T;
+};
+
+// out = SiLU(x·gateᵀ)·(x·upᵀ); gate and up stay fp32 until the one rounding of the product.
+struct GatedLinearParams {
+  const void* x;         // [T, cols]
+  Matrix w;              // gate_up [2·I, cols]
+  void* out;             // [T, I]
+  int64_t T;
+};
+
+// Rotates q_pe in place and writes the cache rows: RMSNorm(latent)·weight, then rotated k_pe.
+struct RopeCacheParams {
+  void* q;                   // [T, N·(P+R)], rows q_stride apart
+  int64_t q_stride;
+  const void* kv_a;          // [T, L+R], rows kv_stride apart: latent, k_pe
+  int64_t kv_stride;
+  const float* norm_weight;  // [L]
+  const float* rope_table;   // [max_model_len, R]: cos of the R/2 pairs (2i, 2i+1), then sin
+  const int32_t* positions;  // [T]
+  const int64_t* slots;      // [T]
+  void* cache;               // [slots, L+R] of this layer
+  int64_t T;
+  int32_t N, P, R, L;
+  float eps;
+};
+
+// K_nope|V of the cached rows of one pass: workspace row w = latent(row)·kv_bᵀ.
+struct KvUpParams {
+  const void* cache;            // [slots, L+R]
+  const int32_t* page_table;
+  const PrefillSpan* prefill;
+  const KeySpan* spans;         // [num_spans] of the pass
+  int32_t num_spans;
+  Matrix kv_b;                  // [N·(P+V), L]
+  void* workspace;              // [W, N·(P+V)]
+  int32_t L, R;
+};
+
+// Causal attention of prompt rows to the keys of one pass. Keys are taken in tiles of kKeyTile at
+// absolute positions. A request whose keys span several passes carries its state in fp32; the pass
+// that holds position 0 starts it, the one that holds the last key normalises and writes `out`.
+struct MlaPrefillParams {
+  const void* q;                // [T, N·(P+R)], rows q_stride apart
+  int64_t q_stride;
+  const void* workspace;        // [W, N·(P+V)]
+  const void* cache;            // [slots, L+R], for k_pe
+  const int32_t* page_table;
+  const PrefillSpan* prefill;
+  const KeySpan* spans;         // [num_spans] of the pass
+  int32_t num_spans;
+  float* state_max;             // [T, N] row max of scaled scores
+  float* state_sum;             // [T, N] row sum
+  float* state_out;             // [T, N, V] unnormalised
+  void* out;                    // [T, N·V]
+  int32_t N, P, R, L, V;
+  float scale;                  // softmax scale, m² included; natural log base
+};
+
+// Absorbed attention of generated rows, keys in splits of kDecodeSplit at absolute positions, each
+// starting fresh, combined as a left fold in order.
+struct MlaDecodeParams {
+  const void* q;                // [T, N·(P+R)], rows q_stride apart
+  int64_t q_stride;
+  const void* cache;            // [slots, L+R]
+  const int32_t* page_table;
+  const DecodeRow* rows;        // [D]
+  int32_t D;
+  Matrix kv_b;
+  void* q_lat;                  // [D, N, L] scratch, run dtype: rounded here
+  void* o_lat;                  // [D, N, L] scratch, run dtype: rounded here
+  void* out;                    // [T, N·V], rows as q
+  int32_t N, P, R, L, V;
+  float scale;
+};
+
+// Router: fp32 logits, softmax, top-K; ties to the lower index; distinct ids even for NaN.
+struct RouterParams {
+  const void* x;                // [T, H]
+  Matrix gate;                  // [E, H]
+  float* logits;                // [T, E] scratch
+  int32_t* ids;                 // [T, K] in order of rank
+  float* weights;               // [T, K] softmax score × scaling_factor
+  int64_t T;
+  int32_t E, K;
+  int32_t groups, kept_groups;  // group_limited_greedy; groups = 1: plain greedy
+  float scaling_factor;
+};
+
+// Expert outputs by slot: slot k < K is routed expert ids[t, k], slot K + s is shared expert s
+// (matrix E + s). Shared experts are S experts of width I, summed in order.
+struct ExpertsParams {
+  const void* x;                // [T, H]
+  const int32_t* ids;           // [T, K]
+  Matrix gate_up;               // experts = E + S of [2·I, H]
+  Matrix down;                  // experts = E + S of [H, I]
+  void* inner;                  // [T·(K+S), I] scratch, run dtype: rounded here
+  void* out;                    // [T, K+S, H]
+  int64_t T;
+  int32_t E, K, S;
+};
+
+// residual = (sum over routed slots of weight·out, in order of rank, + shared) + residual, one rounding.
+struct CombineParams {
+  const void* expert_out;       // [T, K+S, H]
+  const float* weights;         // [T, K]
+  void* residual;               // [T, H]
+  int64_t T, H;
+  int32_t K, S;
+};
+
+// How one row is sampled. temperature 0 is greedy.
+struct SampleSpec {
+  float temperature = 0.0f;
+  float top_p = 1.0f;           // (0, 1]
+  int32_t top_k = 0;            // 0: all
+  uint32_t choice = 0;          // of the request (n > 1)
+  uint32_t position = 0;        // of the sampled token
+  uint64_t seed = 0;
+  int32_t num_top = 0;          // top logprobs wanted, <= SampleParams::max_top
+  int32_t ban_begin = 0;        // token ids bans[ban_begin, ban_end) are not sampled
+  int32_t ban_end = 0;
+};
+
+// The next token of each row: argmax, or Gumbel-max over the kept set with a counter-based generator
+// keyed by (seed, choice, position, token id). Temperature first, then top-k, then top-p; ties to the
+// lower id. Log-probabilities are log-softmax of the raw logits.
+struct SampleParams {
+  const float* logits;          // [S, vocab]
+  const SampleSpec* specs;      // [S]
+  const int32_t* bans;
+  int32_t* tokens;              // [S]; -1 where a logit is NaN or +infinity, or all are -infinity
+  float* logprobs;              // [S] of the sampled token
+  int32_t* top_ids;             // [S, max_top], best first
+  float* top_logprobs;          // [S, max_top]
+  int32_t S, vocab, max_top;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual std::string name() const = 0;  // "cpu", "cuda"
+  virtual DType dtype() const = 0;       // the run dtype
+
+  // Memory of the device, zeroed, freed with the backend. Throws Error that names `what` and the size.
+  virtual void* allocate(size_t bytes, const std::string& what) = 0;
+  virtual void upload(void* to, const void* from, size_t bytes) = 0;
+  virtual void download(void* to, const void* from, size_t bytes) = 0;
+
+  // A weight, filled piece by piece: rows [row_begin, row_begin + source.rows) of one expert.
+  // `stored` is the dtype of the sources; a bfloat16 run stores bf16 always.
+  virtual Matrix create_matrix(MatrixKind kind, int64_t experts, int64_t rows, int64_t cols,
+                               DType stored, int32_t heads = 0, int32_t nope_dim = 0) = 0;
+  virtual void set_rows(const Matrix& matrix, int64_t expert, int64_t row_begin,
+                        const HostTensor& source) = 0;
+  // After the last set_rows.
+  virtual void finish_matrix(Matrix& matrix) = 0;
+  // Bytes that create_matrix would take.
+  virtual size_t matrix_bytes(MatrixKind kind, int64_t experts, int64_t rows, int64_t cols,
+                              DType stored, int32_t heads = 0, int32_t nope_dim = 0) const = 0;
+
+  virtual void embed(const EmbedParams&) = 0;
+  virtual void add_norm(const AddNormParams&) = 0;
+  virtual void norm(const NormParams&) = 0;
+  virtual void linear(const LinearParams&) = 0;
+  virtual void gated_linear(const GatedLinearParams&) = 0;
+  virtual void rope_cache(const RopeCacheParams&) = 0;
+  virtual void kv_up(const KvUpParams&) = 0;
+  virtual void mla_prefill(const MlaPrefillParams&) = 0;
+  virtual void mla_decode(const MlaDecodeParams&) = 0;
+  virtual void router(const RouterParams&) = 0;
+  virtual void experts(const ExpertsParams&) = 0;
+  virtual void combine(const CombineParams&) = 0;
+  virtual void sample(const SampleParams&) = 0;
+};
+
+}  // namespace mla
