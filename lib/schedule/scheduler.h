@@ -11,14 +11,19 @@
 // recomputation after a preemption) or decodes only; waiting prompts go first.
 // on (chunked): decodes first, one row each, then prompts in order for the rest of the budget; the
 // last one is cut.
+//
+// A request is admitted when pages for its tokens so far, and one more, are free; it gets those of
+// its tokens at once. When the pool is exhausted the latest sequence is preempted, never the
+// oldest: it gives its pages back and goes to the front of the queue. The oldest can always go on,
+// so every request ends.
+//
 // In both modes prompt tokens take the prefill path and generated tokens the absorbed path, also
 // when a preempted sequence is computed anew: a token's bits do not depend on scheduling.
 #pragma once
 
 #include <cstdint>
-#include <deque>
-#include <map>
-#include <memory>
+#include <set>
+#include <unordered_map>
 #include <vector>
 
 #include "lib/schedule/kv_pool.h"
@@ -37,37 +42,82 @@ struct SchedulerOptions {
 };
 
 struct SchedulerStats {
+  // Steps that are not empty. A step of the off mode that fills in is a prefill step, also where it
+  // computes generated tokens anew; in the on mode a step with rows of both kinds is mixed.
   int64_t steps = 0, prefill_steps = 0, decode_steps = 0, mixed_steps = 0;
   int64_t passes = 0, chunks = 0, preemptions = 0;
   int64_t prompts_split = 0;       // prompts whose first computation took more than one step
-  int64_t prefill_tokens = 0, decode_tokens = 0, recomputed_tokens = 0;
+  int64_t prefill_tokens = 0, decode_tokens = 0;  // rows of each kind
+  int64_t recomputed_tokens = 0;                  // those of both kinds computed before
   int32_t max_running = 0, peak_pages = 0;
 };
 
 class Scheduler {
  public:
   // Throws UsageError where the options cannot work: B < max_model_len in off mode (names B,
-  // max_model_len and max_seqs), B < 1, W not a multiple of kKeyTile.
+  // max_model_len and max_seqs), B < 1, max_seqs < 1, W not a positive multiple of kKeyTile.
   Scheduler(const SchedulerOptions& options, int32_t num_pages);
 
-  // Queues a request; `tokens` is its prompt. Throws Error where it can never fit: an empty prompt,
-  // a prompt at or over max_model_len, more pages for prompt + max_new_tokens than the pool has (the
-  // message gives the numbers). The caller makes that an error of the request.
+  // Queues a request; `tokens` is its prompt. Ids are unique, and a smaller id is served first.
+  // Generation ends at max_new_tokens (0 samples once, as 1 does) or at max_model_len; a sequence
+  // that has got there is planned no more. Throws Error where the request can never fit: an empty
+  // prompt, a prompt at or over max_model_len, more pages for prompt + max_new_tokens (at most
+  // max_model_len) than the pool has; the message gives the numbers. The caller makes that an error
+  // of the request.
   void add(int64_t id, std::vector<int32_t> tokens, int32_t max_new_tokens);
 
+  // Sequences are there that have not been finished.
   bool has_work() const;
+  // The plan is empty only where every running sequence waits for commit() or finish().
   StepPlan next();
-  // Appends the sampled token of each of plan.samples to its sequence.
+  // Appends the sampled token of each of plan.samples to its sequence. A token is ignored whose
+  // sequence was finished in the meantime, or has a token at its position already.
   void commit(const StepPlan& plan, const std::vector<int32_t>& tokens);
-  // Ends a sequence: its pages go back to the pool. Also valid for one that waits.
+  // Ends a sequence, running or waiting: its pages go back to the pool and it is forgotten.
   void finish(int64_t id);
 
-  const Sequence& sequence(int64_t id) const;
+  const Sequence& sequence(int64_t id) const;  // throws Error for an id that is not there
   int32_t num_waiting() const;
   int32_t num_running() const;
   int32_t free_pages() const;
   const SchedulerStats& stats() const;
   const SchedulerOptions& options() const;
+
+ private:
+  // Tokens [begin, end) of a sequence, to be computed in the step.
+  struct Work {
+    Sequence* sequence;
+    int32_t begin, end;
+  };
+  // What a step does, before it is written out as rows. All decisions fall here, the oldest
+  // sequence first, so no row has to be taken back when a sequence is preempted.
+  struct Draft {
+    int32_t budget = 0;            // rows left
+    int64_t splits = 0;            // decode splits left
+    bool has_decode_rows = false;  // the first one runs whatever its splits
+    std::vector<Work> work;
+
+    bool allows_decode_row(int32_t key_len) const;
+  };
+
+  void draft_decodes(Draft& draft);
+  void draft_fills(Draft& draft);
+  void admit(Draft& draft);
+  bool may_admit(const Sequence& sequence, const Draft& draft) const;
+  static void take(Sequence& sequence, Draft& draft);
+  bool make_room(Sequence& sequence);
+  void preempt(Sequence& sequence);
+  StepPlan write_plan(const Draft& draft) const;
+  void advance(const Work& work);
+  void count(const StepPlan& plan, bool decode_step);
+
+  SchedulerOptions options_;
+  int32_t max_running_;                              // min(max_seqs, B)
+  KvPool pool_;
+  std::unordered_map<int64_t, Sequence> sequences_;  // never iterated: its order is not defined
+  std::set<int64_t> waiting_;                        // oldest first
+  std::vector<Sequence*> running_;                   // oldest first
+  SchedulerStats stats_;
 };
 
 }  // namespace mla

@@ -6,24 +6,34 @@
 
 namespace mla {
 
-enum class SequenceState : uint8_t { waiting, running, finished };
+enum class SequenceState : uint8_t { waiting, running };
 
 struct Sequence {
-  int64_t id = 0;               // unique; its order of arrival
+  int64_t id = 0;               // unique; the smaller, the older
   std::vector<int32_t> tokens;  // the prompt, then what was generated
   int32_t prompt_len = 0;       // >= 1
+  int32_t max_tokens = 0;       // prompt and generated; at this size it only waits for finish()
   SequenceState state = SequenceState::waiting;
 
   int32_t computed = 0;         // tokens whose cache rows are written by the steps planned so far
+  int32_t high_water = 0;       // the most `computed` has been: rows below it are recomputation
   std::vector<int32_t> pages;   // page table; pages.size() * kPageTokens >= computed
 
   // Statistics.
-  int32_t prefill_chunks = 0;   // steps in which prompt tokens ran, recomputation included
+  int32_t prefill_chunks = 0;     // steps in which prompt tokens ran, recomputation included
   int32_t first_pass_chunks = 0;  // the same without recomputation: > 1 means the prompt was split
   int32_t preemptions = 0;
 
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
   int32_t generated() const { return size() - prompt_len; }
+
+  // Tokens that a step could compute now. 0 while a sampled token has not been committed, and at
+  // max_tokens.
+  int32_t pending() const { return size() < max_tokens ? size() - computed : 0; }
+  // Needs only the row of its newest generated token; otherwise it has a prompt or a recomputation
+  // to fill in.
+  bool decodes() const { return pending() == 1 && computed >= prompt_len; }
+  bool fills() const { return pending() > 0 && !decodes(); }
 };
 
 }  // namespace mla
