@@ -1,0 +1,216 @@
+#include "lib/batch/output.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "lib/base/error.h"
+
+namespace mla {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void system_fail(const std::string& path, const char* what, int code) {
+  fail("{}: {}: {}", path, what, std::strerror(code));
+}
+
+// A descriptor that closes itself.
+class File {
+ public:
+  File(const std::string& path, int flags) : path_(path), fd_(::open(path.c_str(), flags, 0666)) {
+    if (fd_ < 0) system_fail(path_, "cannot be opened", errno);
+  }
+  ~File() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  int fd() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+
+ private:
+  std::string path_;
+  int fd_;
+};
+
+// A regular file takes it in one write(2); what a pipe or a signal leaves over follows.
+void write_all(int fd, std::string_view bytes, const std::string& path) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) system_fail(path, "cannot be written", errno);
+    bytes.remove_prefix(static_cast<size_t>(n));
+  }
+}
+
+void read_exactly(int fd, char* data, size_t bytes, int64_t offset, const std::string& path) {
+  while (bytes > 0) {
+    const ssize_t n = ::pread(fd, data, bytes, offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) system_fail(path, "cannot be read", errno);
+    if (n == 0) fail("{}: expected {} more bytes at {}, found the end", path, bytes, offset);
+    data += n;
+    bytes -= static_cast<size_t>(n);
+    offset += n;
+  }
+}
+
+// Some file systems do not sync (EINVAL, on a folder or a pipe); that is not an error.
+void sync_fd(int fd, const std::string& path) {
+  if (::fsync(fd) != 0 && errno != EINVAL && errno != EROFS)
+    system_fail(path, "cannot be synced", errno);
+}
+
+void rename_into_place(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) system_fail(to, "cannot be renamed into place", errno);
+  const std::string parent = fs::path(to).parent_path().string();
+  const File folder(parent.empty() ? "." : parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  sync_fd(folder.fd(), parent);
+}
+
+bool same_file(const std::string& a, const std::string& b) {
+  struct stat x{}, y{};
+  if (::stat(a.c_str(), &x) == 0 && ::stat(b.c_str(), &y) == 0)
+    return x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+  std::error_code ignored;
+  return fs::weakly_canonical(a, ignored) == fs::weakly_canonical(b, ignored);
+}
+
+void check_folder(const OutputOptions& options) {
+  const auto in_dir = [&](const char* name) { return options.dir + "/" + name; };
+  if (!options.input_path.empty() && options.input_path != "-") {
+    for (const char* name : {kOutputsName, kPartialName, kRunRecordName}) {
+      if (same_file(options.input_path, in_dir(name))) {
+        usage_fail("{}: the input is one of the files to be written to {}; expected another "
+                   "output folder", options.input_path, options.dir);
+      }
+    }
+  }
+  if (options.overwrite) return;
+  for (const char* name : {kOutputsName, kPartialName}) {
+    if (::access(in_dir(name).c_str(), F_OK) == 0) {
+      usage_fail("{}: exists already{}; expected another output folder, or --overwrite",
+                 in_dir(name), name == kPartialName ? ", of a run that did not finish" : "");
+    }
+  }
+}
+
+}  // namespace
+
+OutputWriter::OutputWriter(const OutputOptions& options)
+    : dir_(options.dir), path_(options.dir + "/" + kPartialName), owned_(true) {
+  if (dir_.empty()) usage_fail("output folder: expected a path, found \"\"");
+  check_folder(options);
+  std::error_code error;
+  fs::create_directories(dir_, error);
+  if (error) fail("{}: cannot be made: {}", dir_, error.message());
+  const int fresh = options.overwrite ? 0 : O_EXCL;
+  File file(path_, O_RDWR | O_CREAT | O_CLOEXEC | fresh);
+  if (::flock(file.fd(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    fail("{}: another run is writing to it", path_);
+  if (::ftruncate(file.fd(), 0) != 0) system_fail(path_, "cannot be emptied", errno);
+  const std::string outputs = dir_ + "/" + kOutputsName;
+  if (options.overwrite && ::unlink(outputs.c_str()) != 0 && errno != ENOENT)
+    system_fail(outputs, "cannot be removed", errno);
+  fd_ = file.release();
+}
+
+OutputWriter OutputWriter::to_descriptor(int fd, std::string name) {
+  OutputWriter writer;
+  writer.fd_ = fd;
+  writer.path_ = std::move(name);
+  return writer;
+}
+
+OutputWriter::OutputWriter(OutputWriter&& other) noexcept
+    : dir_(std::move(other.dir_)),
+      path_(std::move(other.path_)),
+      fd_(std::exchange(other.fd_, -1)),
+      owned_(other.owned_),
+      end_(other.end_),
+      places_(std::move(other.places_)) {}
+
+OutputWriter::~OutputWriter() {
+  if (owned_ && fd_ >= 0) ::close(fd_);
+}
+
+void OutputWriter::write(int64_t index, const OrderedJson& record) {
+  if (fd_ < 0) fail("{}: a record after the end", path_);
+  const std::string line = dump_line(record) + "\n";
+  try {
+    write_all(fd_, line, path_);
+  } catch (const Error&) {
+    // The part of a line that a full disk took goes away again, so that whole lines remain.
+    if (owned_ && ::ftruncate(fd_, end_) == 0) ::lseek(fd_, end_, SEEK_SET);
+    throw;
+  }
+  const auto bytes = static_cast<int64_t>(line.size());
+  places_.push_back({.index = index, .offset = end_, .bytes = bytes});
+  end_ += bytes;
+}
+
+void OutputWriter::copy_sorted(int out, const std::string& out_path) {
+  constexpr size_t kBlock = size_t{1} << 20;
+  std::string block, line;
+  for (const Place& place : places_) {
+    line.resize(static_cast<size_t>(place.bytes));
+    read_exactly(fd_, line.data(), line.size(), place.offset, path_);
+    block += line;
+    if (block.size() < kBlock) continue;
+    write_all(out, block, out_path);
+    block.clear();
+  }
+  write_all(out, block, out_path);
+}
+
+void OutputWriter::finish() {
+  if (fd_ < 0) fail("{}: finished twice", path_);
+  std::sort(places_.begin(), places_.end(),
+            [](const Place& a, const Place& b) { return a.index < b.index; });
+  const auto twice =
+      std::adjacent_find(places_.begin(), places_.end(),
+                         [](const Place& a, const Place& b) { return a.index == b.index; });
+  if (twice != places_.end()) fail("{}: two records with index {}", path_, twice->index);
+  if (!owned_) {
+    fd_ = -1;
+    return;
+  }
+  const std::string outputs = dir_ + "/" + kOutputsName;
+  const std::string temporary = outputs + ".tmp";
+  {
+    const File out(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC);
+    copy_sorted(out.fd(), temporary);
+    sync_fd(out.fd(), temporary);
+  }
+  rename_into_place(temporary, outputs);
+  if (::unlink(path_.c_str()) != 0) system_fail(path_, "cannot be removed", errno);
+  ::close(std::exchange(fd_, -1));
+}
+
+void write_file_atomically(const std::string& path, std::string_view text) {
+  const std::string temporary = path + ".tmp";
+  {
+    const File out(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC);
+    write_all(out.fd(), text, temporary);
+    sync_fd(out.fd(), temporary);
+  }
+  rename_into_place(temporary, path);
+}
+
+std::string dump_line(const OrderedJson& value) {
+  try {
+    return value.dump();
+  } catch (const OrderedJson::exception& e) {
+    fail("a record is not UTF-8: {}", e.what());
+  }
+}
+
+}  // namespace mla

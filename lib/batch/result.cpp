@@ -1,0 +1,139 @@
+#include "lib/batch/result.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "lib/base/error.h"
+#include "lib/batch/run_record.h"
+
+namespace mla {
+namespace {
+
+double finite(double value, const Result& result, const char* name) {
+  if (!std::isfinite(value))
+    fail("request {}: {}: expected a finite number, found {}", result.id.dump(), name, value);
+  return value;
+}
+
+OrderedJson milliseconds(double value, const Result& result, const char* name) {
+  return std::round(finite(value, result, name) * 1000) / 1000;
+}
+
+OrderedJson logprobs_json(const Result& result) {
+  OrderedJson list = OrderedJson::array();
+  // A float as a double is exact, and its shortest decimal form reads back to the same double.
+  const auto exact = [&](float x) { return finite(x, result, "logprob"); };
+  for (const TokenLogprob& entry : *result.logprobs) {
+    OrderedJson top = OrderedJson::array();
+    for (const auto& [token, logprob] : entry.top)
+      top.push_back(OrderedJson::array({token, exact(logprob)}));
+    list.push_back({{"token_id", entry.token}, {"logprob", exact(entry.logprob)}});
+    list.back()["top"] = std::move(top);
+  }
+  return list;
+}
+
+OrderedJson itl_json(const Result& result) {
+  const auto& values = result.timing.itl_ms();
+  if (values.empty()) return nullptr;
+  std::vector<double> sorted(values.begin(), values.end());
+  std::sort(sorted.begin(), sorted.end());
+  const double sum = std::accumulate(sorted.begin(), sorted.end(), 0.0);
+  const auto ms = [&](double x) { return milliseconds(x, result, "itl"); };
+  OrderedJson itl;
+  itl["mean"] = ms(sum / static_cast<double>(sorted.size()));
+  itl["p50"] = ms(percentile(sorted, 50));
+  itl["p99"] = ms(percentile(sorted, 99));
+  itl["max"] = ms(sorted.back());
+  return itl;
+}
+
+OrderedJson timing_json(const Result& result) {
+  const RequestTiming& t = result.timing;
+  OrderedJson timing;
+  timing["queue"] = milliseconds(t.queue_ms(), result, "queue");
+  timing["prefill"] = milliseconds(t.prefill_ms(), result, "prefill");
+  timing["ttft"] = milliseconds(t.ttft_ms(), result, "ttft");
+  const auto tpot = t.tpot_ms();
+  timing["tpot"] = tpot ? milliseconds(*tpot, result, "tpot") : OrderedJson(nullptr);
+  timing["e2e"] = milliseconds(t.e2e_ms(), result, "e2e");
+  timing["itl"] = itl_json(result);
+  timing["prefill_chunks"] = t.prefill_chunks;
+  return timing;
+}
+
+}  // namespace
+
+void RequestTiming::schedule(double now_ms) {
+  if (scheduled_) return;
+  scheduled_ = true;
+  first_scheduled_ms_ = now_ms;
+}
+
+void RequestTiming::token(double now_ms) {
+  if (tokens_ == 0) {
+    first_token_ms_ = now_ms;
+  } else {
+    itl_ms_.push_back(static_cast<float>(now_ms - last_token_ms_));
+  }
+  last_token_ms_ = now_ms;
+  ++tokens_;
+}
+
+std::optional<double> RequestTiming::tpot_ms() const {
+  if (tokens_ < 2) return std::nullopt;
+  return (last_token_ms_ - first_token_ms_) / static_cast<double>(tokens_ - 1);
+}
+
+Result make_result(const Request& request) {
+  Result result;
+  result.index = request.index;
+  result.line = request.line;
+  result.id = request.id;
+  result.answer = request.answer;
+  return result;
+}
+
+bool is_finite(const Result& result) {
+  if (!result.logprob_hash.finite()) return false;
+  if (!result.logprobs) return true;
+  return std::all_of(result.logprobs->begin(), result.logprobs->end(), [](const auto& entry) {
+    return std::isfinite(entry.logprob) &&
+           std::all_of(entry.top.begin(), entry.top.end(),
+                       [](const auto& pair) { return std::isfinite(pair.second); });
+  });
+}
+
+OrderedJson to_json(const Result& result) {
+  if (!result.logprob_hash.finite()) finite(NAN, result, "logprob");
+  OrderedJson record;
+  record["id"] = result.id;
+  record["index"] = result.index;
+  record["status"] = "ok";
+  record["text"] = result.text ? OrderedJson(*result.text) : OrderedJson(nullptr);
+  record["token_ids"] = result.token_ids;
+  record["finish_reason"] = result.finish_reason;
+  record["stop_reason"] = result.stop_reason;
+  record["prompt_tokens"] = result.prompt_tokens;
+  record["completion_tokens"] = result.token_ids.size();
+  record["cached_tokens"] = result.cached_tokens;
+  record["logprob_hash"] = result.logprob_hash.hex();
+  if (result.answer) record["answer"] = *result.answer;
+  if (result.prompt_token_ids) record["prompt_token_ids"] = *result.prompt_token_ids;
+  if (result.logprobs) record["logprobs"] = logprobs_json(result);
+  record["timing"] = timing_json(result);
+  return record;
+}
+
+OrderedJson to_json(const BadLine& bad) {
+  OrderedJson record;
+  record["id"] = bad.id;
+  record["index"] = bad.index;
+  record["line"] = bad.line;
+  record["status"] = "error";
+  record["error"] = {{"code", bad.code}, {"message", bad.message}};
+  return record;
+}
+
+}  // namespace mla
