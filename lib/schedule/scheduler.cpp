@@ -54,6 +54,7 @@ class RowWriter {
 
   void prompt(const Sequence& s, int32_t begin, int32_t end, int32_t table_begin) {
     plan_.prefill.push_back({plan_.rows(), end - begin, begin, table_begin});
+    plan_.prefill_ids.push_back(s.id);
     for (int32_t p = begin; p < end; ++p) row(s, p);
   }
 

@@ -26,6 +26,7 @@ struct StepPlan {
 
   std::vector<int32_t> page_table;  // tables of the step's sequences, one behind the other
   std::vector<PrefillSpan> prefill;
+  std::vector<int64_t> prefill_ids; // Sequence::id of each prefill span
   std::vector<KeySpan> key_spans;   // of all passes
   std::vector<Pass> passes;
   std::vector<DecodeRow> decode;    // [T - prefill_rows]

@@ -1,0 +1,206 @@
+#include "lib/engine/engine.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "lib/base/error.h"
+
+namespace mla {
+
+// A request between add() and its result.
+struct Engine::Live {
+  Request request;
+  Result result;
+  Detokenizer detokenizer;
+  int32_t max_tokens;
+  uint64_t seed;
+  // Tokens that end the request; they are banned while it is shorter than min_tokens.
+  std::vector<int32_t> end_ids;
+  bool finite = true;
+
+  Live(Request r, const TextSetup& text)
+      : request(std::move(r)),
+        result(make_result(request)),
+        detokenizer(text.tokenizer, request.sampling.stop) {}
+};
+
+uint64_t request_seed(uint64_t run_seed, const Json& id) {
+  // FNV-1a 64 of the id as JSON text, mixed with the seed by the finaliser of splitmix64.
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : id.dump()) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
+  uint64_t z = hash + run_seed * 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+Engine::Engine(const ModelConfig& config, Model& model, const TextSetup& text, const MemoryPlan& plan,
+               uint64_t seed)
+    : config_(config),
+      model_(model),
+      text_(text),
+      max_model_len_(plan.limits.max_model_len),
+      seed_(seed),
+      scheduler_(plan.scheduler_options(), plan.limits.num_pages) {}
+
+Engine::~Engine() = default;
+
+double Engine::now_ms() {
+  using namespace std::chrono;
+  return duration<double, std::milli>(steady_clock::now().time_since_epoch()).count();
+}
+
+std::vector<int32_t> Engine::tokenize(const Request& request) const {
+  if (const auto* ids = std::get_if<std::vector<int32_t>>(&request.prompt)) return *ids;
+  if (!text_.tokenizer) fail("a text prompt needs a tokenizer.json, and the checkpoint has none");
+  if (const auto* messages = std::get_if<std::vector<ChatMessage>>(&request.prompt)) {
+    if (!text_.chat_template) fail("messages need a chat template, and the checkpoint has none");
+    return text_.tokenizer->encode(text_.chat_template->render(*messages));
+  }
+  std::vector<int32_t> ids = text_.tokenizer->encode(std::get<std::string>(request.prompt));
+  const int32_t bos = text_.tokenizer->bos_id();
+  if (text_.tokenizer->add_bos() && bos >= 0 && (ids.empty() || ids.front() != bos))
+    ids.insert(ids.begin(), bos);
+  return ids;
+}
+
+void Engine::add(Request request, const Sink& sink) {
+  std::vector<int32_t> tokens;
+  try {
+    tokens = tokenize(request);
+    for (const int32_t token : tokens)
+      if (token < 0 || token >= config_.vocab_size)
+        fail("the prompt has token {}, expected ids in [0, {})", token, config_.vocab_size);
+  } catch (const Error& e) {
+    return sink(make_bad_line(request, error_code::kInvalidRequest, e.what()));
+  }
+  const auto prompt_len = static_cast<int32_t>(tokens.size());
+  if (prompt_len >= max_model_len_)
+    return sink(make_bad_line(request, error_code::kContextLength,
+                              fmt::format("the prompt has {} tokens, expected fewer than max_model_len {}",
+                                          prompt_len, max_model_len_)));
+
+  auto live = std::make_unique<Live>(std::move(request), text_);
+  const SamplingParams& sampling = live->request.sampling;
+  const int32_t room = max_model_len_ - prompt_len;
+  live->max_tokens = std::min(sampling.max_tokens.value_or(room), room);
+  live->seed = sampling.seed ? static_cast<uint64_t>(*sampling.seed)
+                             : request_seed(seed_, live->request.id);
+  live->end_ids = sampling.stop_token_ids;
+  if (!sampling.ignore_eos)
+    live->end_ids.insert(live->end_ids.end(), config_.eos_token_ids.begin(), config_.eos_token_ids.end());
+  live->result.prompt_tokens = prompt_len;
+  if (sampling.logprobs) live->result.logprobs.emplace();
+  live->result.timing.arrive(now_ms());
+  try {
+    scheduler_.add(live->request.index, std::move(tokens), live->max_tokens);
+  } catch (const Error& e) {
+    return sink(make_bad_line(live->request, error_code::kContextLength, e.what()));
+  }
+  const int64_t id = live->request.index;
+  live_.emplace(id, std::move(live));
+}
+
+RowSampling Engine::sampling_of(const Live& live) const {
+  const SamplingParams& s = live.request.sampling;
+  const int32_t generated = static_cast<int32_t>(live.result.token_ids.size());
+  RowSampling row;
+  row.spec = {.temperature = s.temperature,
+              .top_p = s.top_p,
+              .top_k = std::max(s.top_k, 0),
+              .choice = 0,
+              .position = static_cast<uint32_t>(live.result.prompt_tokens + generated),
+              .seed = live.seed,
+              .num_top = s.logprobs.value_or(0)};
+  if (generated < s.min_tokens) row.bans = live.end_ids;
+  return row;
+}
+
+bool Engine::take(Live& live, const StepOutput& out, size_t row, double at_ms) {
+  const int32_t token = out.tokens[row];
+  if (token < 0) {
+    live.finite = false;
+    return true;
+  }
+  Result& result = live.result;
+  const SamplingParams& sampling = live.request.sampling;
+  result.token_ids.push_back(token);
+  result.logprob_hash.add(out.logprobs[row]);
+  result.timing.token(at_ms);
+  if (result.logprobs) {
+    TokenLogprob entry{.token = token, .logprob = out.logprobs[row], .top = {}};
+    for (size_t i = row * kMaxTop; i < row * kMaxTop + static_cast<size_t>(*sampling.logprobs); ++i)
+      if (static_cast<int32_t>(i - row * kMaxTop) < config_.vocab_size)
+        entry.top.emplace_back(out.top_ids[i], out.top_logprobs[i]);
+    result.logprobs->push_back(std::move(entry));
+  }
+
+  const auto generated = static_cast<int32_t>(result.token_ids.size());
+  const auto in = [&](const std::vector<int32_t>& ids) {
+    return std::find(ids.begin(), ids.end(), token) != ids.end();
+  };
+  if (!sampling.ignore_eos && in(config_.eos_token_ids)) {
+    result.finish_reason = "stop";
+  } else if (in(sampling.stop_token_ids)) {
+    result.finish_reason = "stop";
+    result.stop_reason = token;
+  } else if (live.detokenizer.push(token, generated > sampling.min_tokens)) {
+    result.finish_reason = "stop";
+    result.stop_reason = live.detokenizer.stop_string();
+  } else if (generated >= live.max_tokens) {
+    result.finish_reason = "length";
+  }
+  return !result.finish_reason.empty();
+}
+
+void Engine::finish(Live& live, const Sink& sink) {
+  scheduler_.finish(live.request.index);
+  if (!live.finite) {
+    sink(make_bad_line(live.request, error_code::kNotFinite,
+                       fmt::format("logits of token {} are not finite", live.result.token_ids.size())));
+    return;
+  }
+  if (text_.tokenizer) {
+    live.detokenizer.finish();
+    live.result.text = live.detokenizer.text();
+  }
+  sink(live.result);
+}
+
+void Engine::step(const Sink& sink) {
+  const double start = now_ms();
+  const StepPlan plan = scheduler_.next();
+  if (observer_) observer_(plan);
+  std::vector<RowSampling> sampling;
+  for (const SampleRow& sample : plan.samples)
+    sampling.push_back(sampling_of(*live_.at(sample.sequence)));
+  for (const int64_t id : plan.prefill_ids) live_.at(id)->result.timing.schedule(start);
+
+  const double model_start = now_ms();
+  const StepOutput out = model_.step(plan, sampling);
+  const double now = now_ms();
+  scheduler_.commit(plan, out.tokens);
+
+  for (size_t i = 0; i < plan.samples.size(); ++i) {
+    const auto it = live_.find(plan.samples[i].sequence);
+    Live& live = *it->second;
+    live.result.timing.prefill_chunks = scheduler_.sequence(it->first).first_pass_chunks;
+    if (!take(live, out, i, now)) continue;
+    finish(live, sink);
+    live_.erase(it);
+  }
+
+  const int64_t decode_rows = plan.rows() - plan.prefill_rows;
+  StepTimes& times = decode_rows == 0          ? times_.prefill
+                     : plan.prefill_rows == 0 ? times_.decode
+                                              : times_.mixed;
+  ++times.steps;
+  times.prefill_rows += plan.prefill_rows;
+  times.decode_rows += decode_rows;
+  const double end = now_ms();
+  times.seconds += (end - start) / 1000;
+  times_.model_seconds += (now - model_start) / 1000;
+  times_.total_seconds += (end - start) / 1000;
+}
+
+}  // namespace mla

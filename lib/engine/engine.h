@@ -1,0 +1,90 @@
+// The engine: requests in, results out. plan = scheduler.next(); model.step(plan); scheduler.commit().
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <unordered_map>
+#include <variant>
+
+#include "lib/batch/request.h"
+#include "lib/batch/result.h"
+#include "lib/engine/memory_plan.h"
+#include "lib/model/model.h"
+#include "lib/schedule/scheduler.h"
+#include "lib/text/chat_template.h"
+#include "lib/text/detokenizer.h"
+#include "lib/text/tokenizer.h"
+
+namespace mla {
+
+// How text becomes tokens; the pointers may be null (a checkpoint without tokenizer.json).
+struct TextSetup {
+  const Tokenizer* tokenizer = nullptr;
+  const ChatTemplate* chat_template = nullptr;
+};
+
+// Time and tokens of one kind of step, for tokens/s.
+struct StepTimes {
+  int64_t steps = 0;
+  int64_t prefill_rows = 0;
+  int64_t decode_rows = 0;
+  double seconds = 0;
+};
+
+struct EngineTimes {
+  StepTimes prefill, decode, mixed;  // steps with prompt rows only, decode rows only, both
+  double model_seconds = 0;          // inside Model::step, of all
+  double total_seconds = 0;          // of Engine::step, of all
+};
+
+class Engine {
+ public:
+  using Finished = std::variant<Result, BadLine>;
+  using Sink = std::function<void(const Finished&)>;
+
+  // `seed`: of requests that have none, together with their id. All arguments outlive the engine.
+  Engine(const ModelConfig& config, Model& model, const TextSetup& text, const MemoryPlan& plan,
+         uint64_t seed);
+  ~Engine();
+
+  // Tokenises and queues a request. A request that cannot be served (text that is not UTF-8, a
+  // prompt at or over max_model_len, more than the KV pool holds …) is handed to the sink at once.
+  void add(Request request, const Sink& sink);
+
+  bool has_work() const { return scheduler_.has_work(); }
+  int64_t queued() const { return static_cast<int64_t>(live_.size()); }
+
+  // One step. Requests that end are handed to the sink.
+  void step(const Sink& sink);
+
+  const SchedulerStats& scheduler_stats() const { return scheduler_.stats(); }
+  const EngineTimes& times() const { return times_; }
+  // Where each step's plan can be looked at before it runs; for tests and traces.
+  void observe(std::function<void(const StepPlan&)> observer) { observer_ = std::move(observer); }
+
+ private:
+  struct Live;
+
+  std::vector<int32_t> tokenize(const Request& request) const;
+  RowSampling sampling_of(const Live& live) const;
+  // The sampled token of a row; true when the request has ended.
+  bool take(Live& live, const StepOutput& out, size_t row, double at_ms);
+  void finish(Live& live, const Sink& sink);
+  static double now_ms();
+
+  const ModelConfig& config_;
+  Model& model_;
+  TextSetup text_;
+  int32_t max_model_len_;
+  uint64_t seed_;
+  Scheduler scheduler_;
+  std::unordered_map<int64_t, std::unique_ptr<Live>> live_;  // by Sequence::id = Request::index
+  EngineTimes times_;
+  std::function<void(const StepPlan&)> observer_;
+};
+
+// The seed of a request without one: a hash of the run's seed and the id, so that neither its place
+// in the file nor its neighbours matter.
+uint64_t request_seed(uint64_t run_seed, const Json& id);
+
+}  // namespace mla

@@ -1,0 +1,97 @@
+#include "lib/engine/run_batch.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace mla {
+namespace {
+
+// Requests that wait in the engine at most, beside those that run.
+constexpr int64_t kReadAhead = 1024;
+
+OrderedJson step_json(const StepTimes& times) {
+  return {{"steps", times.steps},
+          {"prefill_tokens", times.prefill_rows},
+          {"decode_tokens", times.decode_rows},
+          {"seconds", times.seconds},
+          {"tokens_per_second",
+           times.seconds > 0
+               ? static_cast<double>(times.prefill_rows + times.decode_rows) / times.seconds
+               : 0.0}};
+}
+
+}  // namespace
+
+BatchOutcome run_batch(RequestReader& reader, Engine& engine, const BatchOptions& options,
+                       const std::function<void(int64_t index, const OrderedJson&)>& sink) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  BatchOutcome outcome;
+  SummaryBuilder summary;
+  BatchProgress progress;
+
+  const Engine::Sink finished = [&](const Engine::Finished& item) {
+    ++progress.done;
+    if (const auto* result = std::get_if<Result>(&item)) {
+      if (is_finite(*result)) {
+        summary.add(*result);
+        sink(result->index, to_json(*result));
+        return;
+      }
+    }
+    ++progress.failed;
+    if (const auto* bad = std::get_if<BadLine>(&item)) {
+      sink(bad->index, to_json(*bad));
+    } else {
+      const Result& result = std::get<Result>(item);
+      sink(result.index, to_json(BadLine{.index = result.index, .line = result.line, .id = result.id,
+                                         .code = error_code::kNotFinite,
+                                         .message = "a log-probability is not finite"}));
+    }
+  };
+
+  bool more = true;
+  const auto read_ahead = [&] {
+    while (more && engine.queued() < kReadAhead && (options.limit < 0 || progress.read < options.limit)) {
+      std::optional<Record> record = reader.next();
+      if (!record) {
+        more = false;
+        break;
+      }
+      ++progress.read;
+      if (auto* bad = std::get_if<BadLine>(&*record)) {
+        finished(std::move(*bad));
+      } else {
+        engine.add(std::get<Request>(std::move(*record)), finished);
+      }
+    }
+  };
+
+  for (read_ahead(); engine.has_work(); read_ahead()) {
+    engine.step(finished);
+    const SchedulerStats& stats = engine.scheduler_stats();
+    progress.prefill_tokens = stats.prefill_tokens;
+    progress.decode_tokens = stats.decode_tokens;
+    if (options.progress) options.progress(progress);
+  }
+
+  const SchedulerStats& stats = engine.scheduler_stats();
+  outcome.counts = {.requests = progress.done,
+                    .ok = progress.done - progress.failed,
+                    .failed = progress.failed,
+                    .prompts_split = stats.prompts_split,
+                    .chunks = stats.chunks,
+                    .passes = stats.passes,
+                    .preemptions = stats.preemptions,
+                    .steps = stats.steps};
+  outcome.summary = summary.summary(std::chrono::duration<double>(Clock::now() - start).count());
+  const EngineTimes& times = engine.times();
+  outcome.summary["prefill_steps"] = step_json(times.prefill);
+  outcome.summary["decode_steps"] = step_json(times.decode);
+  outcome.summary["mixed_steps"] = step_json(times.mixed);
+  outcome.summary["model_share_of_step_time"] =
+      times.total_seconds > 0 ? times.model_seconds / times.total_seconds : 0.0;
+  return outcome;
+}
+
+}  // namespace mla

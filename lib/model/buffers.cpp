@@ -1,0 +1,78 @@
+#include "lib/model/buffers.h"
+
+#include <algorithm>
+
+namespace mla {
+
+PlanBuffers PlanBuffers::carve(Arena& arena, const StepLimits& limits) {
+  PlanBuffers b{};
+  const int64_t B = limits.max_rows, S = limits.max_seqs;
+  const int64_t pages = (int64_t{limits.max_model_len} + kPageTokens - 1) / kPageTokens;
+  b.page_table_size = S * pages;
+  // A span ends with its request, or fills its pass up to less than a tile.
+  b.max_key_spans = 2 * S + int64_t{limits.num_pages} * kPageTokens / kKeyTile + 1;
+  b.max_bans = std::max<int64_t>(S * 64, 4096);
+  b.token_ids = arena.take<int32_t>(B);
+  b.positions = arena.take<int32_t>(B);
+  b.slots = arena.take<int64_t>(B);
+  b.page_table = arena.take<int32_t>(b.page_table_size);
+  b.prefill = arena.take<PrefillSpan>(S);
+  b.key_spans = arena.take<KeySpan>(b.max_key_spans);
+  b.decode = arena.take<DecodeRow>(B);
+  b.sample_rows = arena.take<int32_t>(S);
+  b.specs = arena.take<SampleSpec>(S);
+  b.bans = arena.take<int32_t>(b.max_bans);
+  return b;
+}
+
+WorkspaceBuffers WorkspaceBuffers::carve(Arena& arena, const ModelConfig& c, const StepLimits& limits,
+                                         DType dtype) {
+  WorkspaceBuffers b{};
+  const int64_t B = limits.max_rows, N = c.num_heads;
+  b.kv = arena.take(int64_t{limits.workspace_rows} * c.kv_b_dim(), size_of(dtype));
+  b.state_max = arena.take<float>(B * N);
+  b.state_sum = arena.take<float>(B * N);
+  b.state_out = arena.take<float>(B * N * c.v_head_dim);
+  return b;
+}
+
+ActivationBuffers ActivationBuffers::carve(Arena& arena, const ModelConfig& c, const StepLimits& limits,
+                                           DType dtype) {
+  ActivationBuffers b{};
+  const size_t e = size_of(dtype);
+  const int64_t B = limits.max_rows, H = c.hidden_size, N = c.num_heads, S = limits.max_seqs;
+  const int64_t A = c.q_lora_rank ? c.q_lora_rank : c.q_dim();
+  b.residual = arena.take(B * H, e);
+  b.hidden = arena.take(B * H, e);
+  b.qkv_a = arena.take(B * (A + c.kv_a_dim()), e);
+  b.q_a = arena.take(B * c.q_lora_rank, e);
+  b.q = arena.take(c.q_lora_rank ? B * c.q_dim() : 0, e);
+  b.attention = arena.take(B * N * c.v_head_dim, e);
+  b.delta = arena.take<float>(B * H);
+  b.q_lat = arena.take(B * N * c.kv_lora_rank, e);
+  b.o_lat = arena.take(B * N * c.kv_lora_rank, e);
+
+  const int64_t slice = std::min<int64_t>(B, kMlpSlice);
+  const bool dense = c.first_k_dense_replace > 0, moe = c.first_k_dense_replace < c.num_layers;
+  const int64_t slots = moe ? c.num_experts_per_tok + c.num_shared_experts : 0;
+  const int64_t inner = std::max<int64_t>(dense ? c.intermediate_size : 0, slots * c.moe_intermediate_size);
+  b.inner = arena.take(slice * inner, e);
+  b.expert_out = arena.take(slice * slots * H, e);
+  b.router_logits = arena.take<float>(moe ? slice * c.num_experts : 0);
+  b.expert_ids = arena.take<int32_t>(moe ? slice * c.num_experts_per_tok : 0);
+  b.expert_weights = arena.take<float>(moe ? slice * c.num_experts_per_tok : 0);
+
+  b.sampled_hidden = arena.take(S * H, e);
+  b.logits = arena.take<float>(S * c.vocab_size);
+  b.tokens = arena.take<int32_t>(S);
+  b.logprobs = arena.take<float>(S);
+  b.top_ids = arena.take<int32_t>(S * kMaxTop);
+  b.top_logprobs = arena.take<float>(S * kMaxTop);
+  return b;
+}
+
+size_t cache_bytes_per_token(const ModelConfig& c, DType dtype) {
+  return static_cast<size_t>(c.num_layers) * static_cast<size_t>(c.kv_a_dim()) * size_of(dtype);
+}
+
+}  // namespace mla
