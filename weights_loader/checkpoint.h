@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -42,12 +41,27 @@ struct CheckpointIndex {
 // the directory, a duplicate tensor name.
 CheckpointIndex read_index(const std::string& path);
 
+// How an index agrees with what a model expects, without opening a shard.
+struct IndexReport {
+  std::vector<std::string> missing;     // expected, not in the index; sorted
+  std::vector<std::string> unexpected;  // in the index, not expected; sorted
+  uint64_t expected_bytes = 0;          // of all expected tensors, stored in `stored`
+  uint64_t total_size = 0;              // metadata.total_size, 0 where absent
+
+  bool names_agree() const { return missing.empty() && unexpected.empty(); }
+  bool size_agrees() const { return total_size == 0 || total_size == expected_bytes; }
+};
+
+IndexReport check_index(const CheckpointIndex& index, const std::vector<TensorSpec>& expected,
+                        DType stored = DType::bf16);
+
 class Checkpoint {
  public:
   // Opens every shard and checks them against the index. Throws Error that names what is wrong: no
   // checkpoint in the directory, a missing shard, a tensor that the index puts in a shard that does
   // not have it, a tensor that two shards have, and every error of SafetensorsFile::open.
-  // A tensor in a shard that the index does not name is a warning.
+  // A tensor in a shard that the index does not name is a warning, and so is a metadata.total_size
+  // that differs from the bytes found.
   static Checkpoint open(const std::string& dir);
 
   // Checks the expected tensors: each there, with its shape and a dtype of BF16, F32 or F16. Throws
@@ -55,7 +69,7 @@ class Checkpoint {
   // the first of them and their number. Tensors beyond `expected` are warnings.
   void check(const std::vector<TensorSpec>& expected);
 
-  // Throws Error where it is not there.
+  // Throws Error where it is not there or has another dtype than BF16, F32 and F16.
   TensorView tensor(const std::string& name) const;
 
   uint64_t total_bytes() const;                       // of all tensors' data
@@ -70,6 +84,9 @@ class Checkpoint {
     size_t shard;
     TensorInfo info;
   };
+  const std::string& path_of(const Entry& entry) const { return shard_paths_[entry.shard]; }
+
+  std::string dir_;
   std::map<std::string, Entry> entries_;
   std::vector<std::shared_ptr<const SafetensorsFile>> shards_;
   std::vector<std::string> shard_paths_, warnings_;

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lib/base/dtype.h"
@@ -23,7 +24,7 @@ struct TensorInfo {
 class SafetensorsFile {
  public:
   // Maps and checks the file. Throws Error that names file, tensor, what was expected and found:
-  // a file too short for its header, a header over 100 MB (100,000,000 bytes) or not JSON, a
+  // a file too short for its header or its data ("expected N bytes, found M"), a header over 100 MB (100,000,000 bytes) or not JSON, a
   // git-LFS pointer in place of the file, a duplicate name, an unknown dtype, a shape that
   // overflows, offsets that overlap, leave a hole, run past the end, disagree with shape and dtype,
   // and bytes that no tensor covers.
@@ -41,6 +42,8 @@ class SafetensorsFile {
   const std::string& path() const;
   const std::map<std::string, TensorInfo>& tensors() const;
   const std::byte* data(const TensorInfo& tensor) const;  // valid while the file lives
+  std::string_view header() const;                        // the JSON text
+  uint64_t file_bytes() const;
 
  private:
   SafetensorsFile() = default;
