@@ -14,19 +14,35 @@ namespace mla {
 class Detokenizer {
  public:
   // `tokenizer` may be null (a checkpoint without tokenizer.json): then there is no text and
-  // `stop` must be empty. Stop strings are not empty. It outlives the detokenizer.
+  // `stop` must be empty. Stop strings are not empty. Throws Error otherwise. The tokenizer
+  // outlives the detokenizer.
   Detokenizer(const Tokenizer* tokenizer, std::vector<std::string> stop);
 
-  // Adds a token. True when a stop string is complete: text() then ends before it, stop_string()
-  // names it, and nothing may be pushed any more. Of several matches the earliest in the text wins;
-  // at one place the one that is complete first, then the one given first.
-  bool push(int32_t token);
+  // Adds a token; special tokens and ids without a token add no text. True when a stop string is
+  // complete: text() then ends before it, stop_string() names it, and nothing may be pushed any
+  // more. Of several matches the earliest in the text wins; at one place the one that is complete
+  // first, then the one given first. Without match_stops (output shorter than min_tokens) the text
+  // so far neither ends nor begins a stop string.
+  bool push(int32_t token, bool match_stops = true);
 
   // No more tokens come: releases what was held back; an incomplete UTF-8 tail becomes U+FFFD.
+  // Without a stop, text() is then what Tokenizer::decode() gives for all the tokens.
   void finish();
 
   const std::string& text() const;         // released text
   const std::string& stop_string() const;  // the one found, or ""
+
+ private:
+  bool find_stop();
+  size_t held_back() const;
+
+  const Tokenizer* tokenizer_;
+  std::vector<std::string> stop_;
+  size_t longest_stop_ = 0;
+  std::string bytes_;  // an incomplete UTF-8 sequence
+  std::string held_;   // text behind text_ that is not released yet
+  std::string text_, stop_string_;
+  bool stopped_ = false;
 };
 
 }  // namespace mla

@@ -12,11 +12,12 @@ namespace mla {
 // Immutable after load; encode and decode may be called from several threads at once.
 class Tokenizer {
  public:
-  // Reads DIR/tokenizer.json and, where they are there, DIR/tokenizer_config.json and
-  // DIR/added_tokens… as the released models have them. Throws Error that names the file and the
-  // field, with what was expected and found, on everything this reader does not understand: another
-  // model type, a normalizer, an unknown pre-tokenizer or behaviour, byte_fallback, a merge that
-  // names an unknown token, ids out of range, two tokens with one id …
+  // Reads DIR/tokenizer.json and, where it is there, DIR/tokenizer_config.json. Throws Error that
+  // names the file and the field, with what was expected and found, on everything that would change
+  // ids or texts and that this reader does not have: another model type, a normalizer, an unknown
+  // pre-tokenizer or behaviour, byte_fallback, single_word, lstrip or rstrip of an added token, a
+  // merge that names an unknown token, an id out of range, two tokens with one id, a byte without a
+  // token, add_eos_token, clean_up_tokenization_spaces, a bos_token that is no token …
   static Tokenizer load(const std::string& model_dir);
   // From the texts of the files; `config_json` may be empty. `what` names the source in messages.
   static Tokenizer parse(std::string_view tokenizer_json, std::string_view config_json,
@@ -26,11 +27,13 @@ class Tokenizer {
   Tokenizer& operator=(Tokenizer&&) noexcept;
   ~Tokenizer();
 
-  // Token ids of UTF-8 text, without BOS. Throws Error on bytes that are not UTF-8 (offset named).
+  // Token ids of UTF-8 text, without BOS; the text of an added token becomes that token. Time grows
+  // with n log n. Throws Error on bytes that are not UTF-8 (offset named), and where PCRE2 gives up
+  // on a pattern that is more than character classes.
   std::vector<int32_t> encode(std::string_view text) const;
 
   // The bytes of one token; empty for an id that has none, and for a special token when
-  // skip_special. Bytes need not be whole UTF-8.
+  // skip_special. Bytes need not be whole UTF-8. The view lives as long as the tokenizer.
   std::string_view token_bytes(int32_t id, bool skip_special = true) const;
 
   // Concatenated token bytes, bytes that are not UTF-8 replaced by U+FFFD as Hugging Face does.
