@@ -67,7 +67,8 @@ int64_t TensorView::elements() const {
 void TensorView::read_f32(int64_t begin, int64_t count, float* out) const {
   const int64_t all = elements();
   if (begin < 0 || count < 0 || begin > all || count > all - begin)
-    fail("tensor '{}': expected elements within [0, {}), found {} from {}", name, all, count, begin);
+    fail("tensor '{}': expected elements within [0, {}), found {} from {}", name, all, count,
+         begin);
   if (count == 0) return;
   // The data may begin at any byte of the file, so no element is read through a typed pointer.
   const std::byte* from = data + static_cast<size_t>(begin) * size_of(dtype);
@@ -161,8 +162,8 @@ Checkpoint Checkpoint::open(const std::string& dir) {
          missing.size(), list_names(missing));
 
   for (size_t shard = 0; shard < files.size(); ++shard) {
-    const auto& file = checkpoint.shards_.emplace_back(
-        SafetensorsFile::open(checkpoint.shard_paths_[shard]));
+    const auto& file =
+        checkpoint.shards_.emplace_back(SafetensorsFile::open(checkpoint.shard_paths_[shard]));
     std::vector<std::string> unnamed;
     for (const auto& [name, info] : file->tensors()) {
       const auto [at, added] = checkpoint.entries_.emplace(name, Entry{shard, info});

@@ -28,10 +28,10 @@ unsigned bits_of(std::string_view dtype) {
     unsigned bits;
   };
   static constexpr Known kKnown[] = {
-      {"BF16", 16},   {"F32", 32},     {"F16", 16},    {"F64", 64},    {"I64", 64},
-      {"I32", 32},    {"I16", 16},     {"I8", 8},      {"U64", 64},    {"U32", 32},
-      {"U16", 16},    {"U8", 8},       {"BOOL", 8},    {"F8_E4M3", 8}, {"F8_E5M2", 8},
-      {"F8_E8M0", 8}, {"F6_E2M3", 6},  {"F6_E3M2", 6}, {"F4", 4},      {"C64", 64},
+      {"BF16", 16},   {"F32", 32},    {"F16", 16},    {"F64", 64},    {"I64", 64},
+      {"I32", 32},    {"I16", 16},    {"I8", 8},      {"U64", 64},    {"U32", 32},
+      {"U16", 16},    {"U8", 8},      {"BOOL", 8},    {"F8_E4M3", 8}, {"F8_E5M2", 8},
+      {"F8_E8M0", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4},      {"C64", 64},
   };
   for (const Known& known : kKnown)
     if (known.name == dtype) return known.bits;
@@ -64,8 +64,8 @@ TensorInfo parse_tensor(const Json& entry, std::string_view what, const std::str
     if (!entry.contains(field))
       fail("{}: tensor '{}': expected a field '{}', found none", what, name, field);
   if (entry.size() != 3)
-    fail("{}: tensor '{}': expected the fields dtype, shape and data_offsets, found {} fields", what,
-         name, entry.size());
+    fail("{}: tensor '{}': expected the fields dtype, shape and data_offsets, found {} fields",
+         what, name, entry.size());
 
   TensorInfo info;
   const Json& dtype = entry["dtype"];
@@ -185,7 +185,7 @@ std::map<std::string, TensorInfo> SafetensorsFile::parse_header(std::string_view
 std::shared_ptr<const SafetensorsFile> SafetensorsFile::open(const std::string& path) {
   const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
   if (file.fd < 0) fail("{}: cannot be opened: {}", path, std::strerror(errno));
-  struct stat info{};
+  struct stat info {};
   if (::fstat(file.fd, &info) != 0) fail("{}: {}", path, std::strerror(errno));
   if (!S_ISREG(info.st_mode)) fail("{}: expected a regular file", path);
   const auto bytes = static_cast<uint64_t>(info.st_size);
