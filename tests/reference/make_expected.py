@@ -64,6 +64,7 @@ CASES = {
     "odd_tied": ("old", dict(ODD, tie_word_embeddings=True, num_hidden_layers=2),
                  yarn(4, 6, mscale=0.707, mscale_all_dim=0.707), 10000, None),
 }
+LEAST_ROUTER_GAP = 3e-5
 PROMPT_LENGTHS = [1, 2, 17, 64, 65, 129, 200]
 
 
@@ -190,6 +191,34 @@ def load_reference(directory, dtype=torch.float32):
     return model.eval()
 
 
+def draw_prompts(name, model, c):
+    """Prompts, their rows of logits and the smallest router gap.
+
+    A prompt is drawn again until no routing decision in it is near a tie: another choice of expert
+    would also change every later position, through the attention.
+    """
+    gaps = RouterGaps(model)
+    prompts, rows, smallest = [], [], float("inf")
+    for length in PROMPT_LENGTHS:
+        for attempt in range(100):
+            draws = hashed(f"prompt {length} {attempt}", length, seed_of(name)) >> np.uint64(33)
+            ids = [0] + [int(2 + d % np.uint64(c["vocab_size"] - 2)) for d in draws[1:]]
+            with torch.inference_mode():
+                logits = model(torch.tensor([ids]), use_cache=False).logits[0]
+            gap = gaps.take(length)
+            if gap.min().item() > LEAST_ROUTER_GAP:
+                break
+        else:
+            sys.exit(f"{name}: no prompt of {length} tokens without near ties in the routing")
+        smallest = min(smallest, gap.min().item())
+        positions = positions_of(length)
+        prompts.append(dict(ids=ids, positions=positions, first_row=sum(len(r) for r in rows),
+                            router_gap=[None if math.isinf(g) else float(f"{g:.3g}")
+                                        for g in gap.tolist()]))
+        rows.append(logits[positions].numpy())
+    return prompts, rows, smallest
+
+
 def write_expected(name, out):
     with tempfile.TemporaryDirectory() as raw:
         c = write_raw(name, raw)
@@ -200,22 +229,8 @@ def write_expected(name, out):
         for file in ("config.json", "generation_config.json"):
             if os.path.exists(os.path.join(raw, file)):
                 shutil.copy(os.path.join(raw, file), os.path.join(out, file))
-    gaps = RouterGaps(model)
-    prompts, rows, smallest = [], [], float("inf")
-    total = 0
-    for length in PROMPT_LENGTHS:
-        draws = hashed(f"prompt {length}", length, seed_of(name)) >> np.uint64(33)
-        ids = [0] + [int(2 + d % np.uint64(c["vocab_size"] - 2)) for d in draws[1:]]
-        with torch.inference_mode():
-            logits = model(torch.tensor([ids]), use_cache=False).logits[0]
-        gap = gaps.take(length)
-        smallest = min(smallest, gap.min().item())
-        positions = positions_of(length)
-        prompts.append(dict(ids=ids, positions=positions, first_row=total,
-                            router_gap=[None if math.isinf(g) else float(f"{g:.3g}")
-                                        for g in gap.tolist()]))
-        rows.append(logits[positions].numpy())
-        total += len(positions)
+    prompts, rows, smallest = draw_prompts(name, model, c)
+    total = sum(len(r) for r in rows)
     data = np.concatenate(rows).astype("<f4")
     data.tofile(os.path.join(out, "expected.bin"))
     record = dict(format=1, name=name, seed=seed_of(name), vocab_size=c["vocab_size"], rows=total,

@@ -1,4 +1,4 @@
-"""Times encode() of Hugging Face's tokenizers and of tokenizer_bench on one file, one after the other.
+"""Times encode() of Hugging Face's tokenizers and of tokenizer_bench, one after the other.
 
     tokenizer_speed.py --tool build/tests/tokenizer_bench --model DIR FILE...
 
