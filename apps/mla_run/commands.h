@@ -1,0 +1,17 @@
+// The subcommands. Each adds itself to the command line and returns what to run; the value is the
+// program's exit code.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+namespace mla {
+
+using Command = std::function<int()>;
+
+Command add_run(CLI::App& app);
+Command add_compare(CLI::App& app);
+Command add_plan(CLI::App& app);
+Command add_inspect(CLI::App& app);
+
+}  // namespace mla

@@ -1,0 +1,62 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+
+#include "apps/mla_run/commands.h"
+#include "apps/mla_run/options.h"
+#include "lib/base/error.h"
+
+namespace {
+
+int run_program(int argc, char** argv) {
+  CLI::App app{
+      "mla-run: batch generation with DeepSeek-V2-Lite, chunked prefill on or off, to the same bits.\n"
+      "Usage: mla-run [run] [OPTIONS] PROMPTS.jsonl -m MODEL",
+      "mla-run"};
+  app.set_version_flag("--version", "mla-run " MLA_VERSION);
+  app.require_subcommand(1);
+
+  std::vector<std::pair<CLI::App*, mla::Command>> commands;
+  const auto add = [&](const char* name, const char* what, mla::Command (*make)(CLI::App&)) {
+    CLI::App* command = app.add_subcommand(name, what);
+    commands.emplace_back(command, make(*command));
+  };
+  add("run", "Generate for every line of a JSONL file (the default command)", mla::add_run);
+  add("compare", "Two finished runs: tokens, log-probabilities, accuracy, timing", mla::add_compare);
+  add("plan", "The memory plan of a run, without loading weights", mla::add_plan);
+  add("inspect", "Check a checkpoint: config, index, shapes, dtypes, missing or extra tensors",
+      mla::add_inspect);
+
+  std::vector<std::string> arguments =
+      mla::normalize_arguments(std::vector<std::string>(argv + 1, argv + argc));
+  std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
+  try {
+    app.parse(arguments);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? mla::kExitOk : mla::kExitUsage;
+  }
+  for (const auto& [command, run] : commands)
+    if (command->parsed()) return run();
+  return mla::kExitUsage;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // A reader of our standard output that goes away is an error of write(), with a message.
+  std::signal(SIGPIPE, SIG_IGN);
+  try {
+    return run_program(argc, argv);
+  } catch (const mla::UsageError& e) {
+    fmt::print(stderr, "mla-run: {}\n", e.what());
+    return mla::kExitUsage;
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "mla-run: out of memory\n");
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "mla-run: {}\n", e.what());
+  }
+  return mla::kExitFatal;
+}

@@ -1,0 +1,66 @@
+// Command-line options, shared by the subcommands.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lib/batch/request.h"
+#include "lib/engine/memory_plan.h"
+
+namespace mla {
+
+// Exit codes of the program.
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFatal = 1;
+inline constexpr int kExitUsage = 2;
+inline constexpr int kExitSomeFailed = 3;
+inline constexpr int kExitThreshold = 4;
+
+// Options that say how the engine is laid out; `run` and `plan` have them.
+struct EngineFlags {
+  std::string model;
+  std::string chunked = "off";  // on, off, both
+  std::optional<int32_t> max_batched_tokens, max_model_len, workspace_tokens;
+  int32_t max_seqs = 64;
+  std::string kv_cache_bytes = "4G";
+  std::string device = "auto";
+  std::string dtype = "auto";
+  int threads = 0;  // 0: all that the process may use
+
+  void add_to(CLI::App& app);
+  // The modes in the order they run: off, on, or both.
+  std::vector<bool> modes() const;
+  // Of one mode. With both, --max-num-batched-tokens is for on, and off keeps its default.
+  EngineOptions engine_options(bool chunked_mode, DType run_dtype) const;
+  // --dtype, with auto resolved by the checkpoint's dtype. Throws UsageError: float16 with the reason.
+  DType run_dtype(const ModelConfig& config) const;
+  int run_threads() const;
+  // Throws UsageError where the device is not there.
+  void check_device() const;
+};
+
+// Defaults of lines that do not say.
+struct SamplingFlags {
+  float temperature = 0, top_p = 1;
+  int32_t top_k = 0, min_tokens = 0;
+  std::optional<int32_t> max_tokens, logprobs;
+  uint64_t seed = 0;
+  std::vector<std::string> stop;
+  std::vector<int32_t> stop_token_ids;
+  bool ignore_eos = false;
+
+  void add_to(CLI::App& app);
+  // Throws UsageError on a value out of range, naming the option.
+  SamplingParams params() const;
+};
+
+// "4096", "4G", "512MiB": bytes, K = 1024. Throws UsageError that names the option.
+uint64_t parse_size(const std::string& text, const char* option);
+
+// `--chunked-prefill` takes the next word only if it is on, off or both; `--[no-]enable-chunked-prefill`
+// are the same option; without a subcommand it is `run`.
+std::vector<std::string> normalize_arguments(std::vector<std::string> arguments);
+
+}  // namespace mla

@@ -1,0 +1,301 @@
+// mla-run run: load once, one run of the file in each mode asked for, and with both the comparison.
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <sstream>
+
+#include "apps/mla_run/checkpoint_setup.h"
+#include "apps/mla_run/commands.h"
+#include "apps/mla_run/options.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "lib/batch/output.h"
+#include "lib/engine/run_batch.h"
+#include "lib/eval/compare.h"
+
+namespace mla {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+struct RunFlags {
+  EngineFlags engine;
+  SamplingFlags sampling;
+  std::string prompts;
+  std::string output = "mla-run-out";
+  int64_t limit = -1;
+  bool overwrite = false, quiet = false;
+  double min_match = 1.0;
+};
+
+// A line on stderr every five seconds, and one at the end.
+class Progress {
+ public:
+  Progress(std::string label, bool quiet) : label_(std::move(label)), quiet_(quiet) {}
+
+  void update(const BatchProgress& progress) {
+    last_ = progress;
+    if (seconds_since(printed_) < 5.0) return;
+    printed_ = Clock::now();
+    print();
+  }
+  void print() const {
+    if (quiet_) return;
+    const double seconds = std::max(seconds_since(start_), 1e-9);
+    fmt::print(stderr, "{}: {} of {} requests read, {} failed; {:.0f} prefill tokens/s, {:.1f} decode "
+               "tokens/s\n", label_, last_.done, last_.read, last_.failed,
+               static_cast<double>(last_.prefill_tokens) / seconds,
+               static_cast<double>(last_.decode_tokens) / seconds);
+  }
+
+ private:
+  std::string label_;
+  bool quiet_;
+  BatchProgress last_;
+  Clock::time_point start_ = Clock::now(), printed_ = start_;
+};
+
+// Everything that is loaded once and serves the runs of both modes.
+struct Loaded {
+  ModelConfig config;
+  DType dtype;
+  std::string fingerprint;
+  TextFiles text;
+  std::vector<MemoryPlan> plans;  // one a mode
+  std::unique_ptr<Backend> backend;
+  ModelWeights weights;
+  std::unique_ptr<Model> model;
+  double load_seconds = 0;
+  std::vector<std::string> warnings;
+};
+
+// Both modes share one set of buffers: the larger of each size.
+StepLimits largest(const std::vector<MemoryPlan>& plans) {
+  StepLimits limits;
+  for (const MemoryPlan& plan : plans) {
+    limits.max_rows = std::max(limits.max_rows, plan.limits.max_rows);
+    limits.max_seqs = std::max(limits.max_seqs, plan.limits.max_seqs);
+    limits.max_model_len = std::max(limits.max_model_len, plan.limits.max_model_len);
+    limits.workspace_rows = std::max(limits.workspace_rows, plan.limits.workspace_rows);
+    limits.num_pages = std::max(limits.num_pages, plan.limits.num_pages);
+  }
+  return limits;
+}
+
+std::unique_ptr<Loaded> load(const RunFlags& flags) {
+  const auto start = Clock::now();
+  auto loaded = std::make_unique<Loaded>();
+  loaded->config = load_config(flags.engine.model);
+  loaded->dtype = flags.engine.run_dtype(loaded->config);
+  loaded->backend = make_cpu_backend(loaded->dtype, flags.engine.run_threads());
+  Checkpoint checkpoint = Checkpoint::open(flags.engine.model);
+  checkpoint.check(tensor_specs(loaded->config));
+  loaded->fingerprint = checkpoint.fingerprint();
+  loaded->warnings = loaded->config.warnings;
+  loaded->warnings.insert(loaded->warnings.end(), checkpoint.warnings().begin(), checkpoint.warnings().end());
+  print_warnings(loaded->warnings);
+  loaded->text = load_text_files(flags.engine.model);
+
+  const size_t bytes = weight_bytes(loaded->config, *loaded->backend, widest_dtype(checkpoint, loaded->config));
+  for (const bool chunked : flags.engine.modes()) {
+    loaded->plans.push_back(make_memory_plan(loaded->config,
+                                             flags.engine.engine_options(chunked, loaded->dtype), bytes));
+    if (!flags.quiet) fmt::print(stderr, "{}", to_text(loaded->plans.back()));
+  }
+  auto printed = Clock::now();
+  loaded->weights = load_weights(loaded->config, *loaded->backend, tensor_source(checkpoint),
+                                 [&](uint64_t done) {
+                                   if (flags.quiet || seconds_since(printed) < 5.0) return;
+                                   printed = Clock::now();
+                                   fmt::print(stderr, "loading: {} of {} bytes\n", done,
+                                              checkpoint.total_bytes());
+                                 });
+  loaded->model = std::make_unique<Model>(loaded->config, loaded->weights, *loaded->backend,
+                                          largest(loaded->plans));
+  loaded->load_seconds = seconds_since(start);
+  if (!flags.quiet)
+    fmt::print(stderr, "loaded {} bytes in {:.2f} s\n", checkpoint.total_bytes(), loaded->load_seconds);
+  return loaded;
+}
+
+OrderedJson options_json(const RunFlags& flags, const Loaded& loaded, const MemoryPlan& plan) {
+  const SamplingFlags& s = flags.sampling;
+  OrderedJson sampling = {{"temperature", s.temperature}, {"top_p", s.top_p},
+                          {"top_k", s.top_k},             {"min_tokens", s.min_tokens},
+                          {"stop", s.stop},               {"stop_token_ids", s.stop_token_ids},
+                          {"ignore_eos", s.ignore_eos},   {"seed", s.seed}};
+  sampling["max_tokens"] = s.max_tokens ? OrderedJson(*s.max_tokens) : OrderedJson(nullptr);
+  sampling["logprobs"] = s.logprobs ? OrderedJson(*s.logprobs) : OrderedJson(nullptr);
+  return {{"chunked_prefill", plan.chunked ? "on" : "off"},
+          {"max_num_batched_tokens", plan.limits.max_rows},
+          {"max_num_seqs", plan.limits.max_seqs},
+          {"max_model_len", plan.limits.max_model_len},
+          {"mla_workspace_tokens", plan.limits.workspace_rows},
+          {"kv_tokens", plan.kv_tokens()},
+          {"dtype", std::string(name_of(loaded.dtype))},
+          {"device", loaded.backend->name()},
+          {"threads", flags.engine.run_threads()},
+          {"limit", flags.limit < 0 ? OrderedJson(nullptr) : OrderedJson(flags.limit)},
+          {"sampling", std::move(sampling)}};
+}
+
+RunRecord first_record(const RunFlags& flags, const Loaded& loaded, const MemoryPlan& plan) {
+  RunRecord record;
+  record.version = MLA_VERSION;
+  record.build = {{"compiler", __VERSION__}, {"backend", loaded.backend->name()}};
+  record.options = options_json(flags, loaded, plan);
+  record.model = {{"path", flags.engine.model}, {"fingerprint", loaded.fingerprint}};
+  record.input_path = flags.prompts;
+  record.memory_plan = to_json(plan);
+  record.load_time_s = loaded.load_seconds;
+  record.warnings = loaded.warnings;
+  if (!plan.note.empty()) record.warnings.push_back(plan.note);
+  return record;
+}
+
+void warn_unknown_fields(const RequestReader& reader, RunRecord& record) {
+  for (const auto& [name, field] : reader.unknown_fields()) {
+    record.warnings.push_back(fmt::format("unknown field '{}' in {} lines, first in line {}", name,
+                                          field.lines, field.first_line));
+    print_warnings({record.warnings.back()});
+  }
+}
+
+int64_t peak_memory_bytes() {
+  struct rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<int64_t>(usage.ru_maxrss) * 1024;
+}
+
+// One mode over the input. True when every line was answered.
+bool run_mode(const RunFlags& flags, Loaded& loaded, const MemoryPlan& plan, std::istream& input,
+              OutputWriter writer, const std::string& dir) {
+  ReaderOptions reader_options;
+  reader_options.defaults = flags.sampling.params();
+  reader_options.vocab_size = loaded.config.vocab_size;
+  reader_options.has_tokenizer = loaded.text.tokenizer.has_value();
+  RequestReader reader(input, flags.prompts, reader_options);
+  const TextSetup text{loaded.text.tokenizer ? &*loaded.text.tokenizer : nullptr,
+                       loaded.text.chat_template ? &*loaded.text.chat_template : nullptr};
+  Engine engine(loaded.config, *loaded.model, text, plan, flags.sampling.seed);
+
+  RunRecord record = first_record(flags, loaded, plan);
+  if (!dir.empty()) write_run_record(dir, record);
+  try {
+    Progress progress(plan.chunked ? "chunked prefill on" : "chunked prefill off", flags.quiet);
+    const BatchOutcome outcome =
+        run_batch(reader, engine,
+                  {.limit = flags.limit, .progress = [&](const BatchProgress& p) { progress.update(p); }},
+                  [&](int64_t index, const OrderedJson& result) { writer.write(index, result); });
+    progress.print();
+    writer.finish();
+    warn_unknown_fields(reader, record);
+    record.counts = outcome.counts;
+    record.summary = outcome.summary;
+    record.summary["peak_memory_bytes"] = peak_memory_bytes();
+    record.input_sha256 = reader.input_hash();
+    record.input_bytes = reader.bytes_read();
+    record.state = "finished";
+    if (!dir.empty()) write_run_record(dir, record);
+    return outcome.counts.failed == 0;
+  } catch (const std::exception& e) {
+    record.state = "failed";
+    record.error = e.what();
+    if (!dir.empty()) write_run_record(dir, record);
+    throw;
+  }
+}
+
+// Opens the input anew for each mode; standard input is read once and kept when it is needed twice.
+class Input {
+ public:
+  Input(const std::string& path, bool twice) : path_(path) {
+    if (path_ == "-" && twice)
+      kept_.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
+    if (path_ != "-") open();  // so that a wrong path is told before anything is loaded
+  }
+  std::istream& open() {
+    if (path_ == "-" && kept_.empty()) return std::cin;
+    if (path_ == "-") {
+      stream_ = std::make_unique<std::istringstream>(kept_);
+      return *stream_;
+    }
+    auto file = std::make_unique<std::ifstream>(path_, std::ios::binary);
+    if (!*file) fail("{}: the prompts cannot be opened: {}", path_, std::strerror(errno));
+    file->peek();
+    if (file->bad()) fail("{}: the prompts cannot be read", path_);
+    file->clear();
+    stream_ = std::move(file);
+    return *stream_;
+  }
+
+ private:
+  std::string path_, kept_;
+  std::unique_ptr<std::istream> stream_;
+};
+
+int run(const RunFlags& flags) {
+  flags.engine.check_device();
+  flags.sampling.params();
+  const bool both = flags.engine.chunked == "both", to_stdout = flags.output == "-";
+  if (both && to_stdout) usage_fail("--chunked-prefill both writes two runs: give --output a folder");
+  if (!(flags.min_match >= 0 && flags.min_match <= 1))
+    usage_fail("--min-match: expected a number in [0, 1], found {}", flags.min_match);
+  Input input(flags.prompts, both);
+
+  std::vector<std::string> dirs;
+  for (const bool chunked : flags.engine.modes())
+    dirs.push_back(to_stdout ? "" : both ? flags.output + (chunked ? "/on" : "/off") : flags.output);
+  std::vector<OutputWriter> writers;
+  for (const std::string& dir : dirs)
+    writers.push_back(to_stdout
+                          ? OutputWriter::to_descriptor(STDOUT_FILENO, "standard output")
+                          : OutputWriter({.dir = dir, .input_path = flags.prompts, .overwrite = flags.overwrite}));
+
+  const std::unique_ptr<Loaded> loaded = load(flags);
+  bool all_answered = true;
+  for (size_t i = 0; i < dirs.size(); ++i)
+    all_answered &= run_mode(flags, *loaded, loaded->plans[i], input.open(), std::move(writers[i]), dirs[i]);
+  if (both) {
+    const CompareReport report = compare_runs(dirs[0], dirs[1]);
+    write_file_atomically(flags.output + "/compare.json",
+                          to_json(report, flags.min_match).dump(2) + "\n");
+    fmt::print("{}", to_text(report, flags.min_match));
+    if (!passes(report, flags.min_match)) return kExitThreshold;
+  } else if (!to_stdout && !flags.quiet) {
+    fmt::print(stderr, "wrote {}/{}\n", dirs[0], kOutputsName);
+  }
+  return all_answered ? kExitOk : kExitSomeFailed;
+}
+
+}  // namespace
+
+Command add_run(CLI::App& app) {
+  auto flags = std::make_shared<RunFlags>();
+  app.add_option("PROMPTS", flags->prompts, "JSONL file, one request a line; - for standard input")->required();
+  app.add_option("-o,--output", flags->output,
+                 "Folder for outputs.jsonl and run.json (both: off/, on/ and compare.json); - writes "
+                 "outputs to standard output")
+      ->capture_default_str();
+  flags->engine.add_to(app);
+  flags->sampling.add_to(app);
+  app.add_option("--limit", flags->limit, "Only the first N records")->check(CLI::NonNegativeNumber);
+  app.add_flag("--overwrite", flags->overwrite, "Replace the outputs of an earlier run");
+  app.add_flag("--quiet", flags->quiet, "No plan and no progress on standard error");
+  app.add_option("--min-match", flags->min_match,
+                 "With both: exit 4 when a smaller share of tokens or logprob hashes is identical")
+      ->capture_default_str();
+  return [flags] { return run(*flags); };
+}
+
+}  // namespace mla

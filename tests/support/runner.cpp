@@ -1,0 +1,94 @@
+#include "tests/support/runner.h"
+
+#include <numeric>
+
+#include "kernels/cpu/cpu_backend.h"
+#include "lib/base/error.h"
+#include "lib/model/tensor_table.h"
+
+namespace mla::test {
+
+LoadedModel::LoadedModel(const std::string& dir, DType run_dtype, int threads)
+    : config(load_config(dir)), dtype(run_dtype), backend(make_cpu_backend(run_dtype, threads)) {
+  Checkpoint checkpoint = Checkpoint::open(dir);
+  std::vector<TensorSpec> specs;
+  for (const TensorEntry& entry : tensor_table(config)) specs.push_back({entry.name, entry.shape});
+  checkpoint.check(specs);
+  weights = load_weights(
+      config, *backend,
+      [&](const std::string& name) {
+        const TensorView view = checkpoint.tensor(name);
+        const int64_t cols = view.shape.back(), rows = view.shape.size() > 1 ? view.shape.front() : 1;
+        return HostTensor{view.data, view.dtype, rows, cols, cols};
+      },
+      nullptr);
+}
+
+MemoryPlan plan_for(const LoadedModel& loaded, const RunOptions& options) {
+  EngineOptions engine{.chunked = options.chunked, .max_seqs = options.max_seqs, .dtype = loaded.dtype};
+  if (options.budget) engine.max_batched_tokens = options.budget;
+  if (options.workspace_tokens) engine.workspace_tokens = options.workspace_tokens;
+  if (options.max_model_len) engine.max_model_len = options.max_model_len;
+  const uint64_t page = cache_bytes_per_token(loaded.config, loaded.dtype) * kPageTokens;
+  engine.kv_cache_bytes = page * static_cast<uint64_t>(options.kv_pages ? options.kv_pages : 4096);
+  return make_memory_plan(loaded.config, engine, 0);
+}
+
+LogitsRunner::LogitsRunner(LoadedModel& loaded, const RunOptions& options)
+    : loaded_(loaded),
+      plan_(plan_for(loaded, options)),
+      model_(loaded.config, loaded.weights, *loaded.backend, plan_.limits) {}
+
+void LogitsRunner::run(const std::vector<int32_t>& ids,
+                       const std::function<void(int32_t, const float*)>& row) {
+  Scheduler scheduler(plan_.scheduler_options(), plan_.limits.num_pages);
+  scheduler.add(0, ids, 1);
+  const size_t vocab = static_cast<size_t>(loaded_.config.vocab_size);
+  int32_t position = 0;
+  while (position < static_cast<int32_t>(ids.size())) {
+    const StepPlan plan = scheduler.next();
+    model_.forward(plan);
+    for (int32_t first = 0; first < plan.rows(); first += plan_.limits.max_seqs) {
+      std::vector<int32_t> rows(static_cast<size_t>(std::min(plan_.limits.max_seqs, plan.rows() - first)));
+      std::iota(rows.begin(), rows.end(), first);
+      const float* logits = model_.logits(rows);
+      std::vector<float> host(rows.size() * vocab);
+      loaded_.backend->download(host.data(), logits, host.size() * sizeof(float));
+      for (size_t r = 0; r < rows.size(); ++r) row(position++, host.data() + r * vocab);
+    }
+    scheduler.commit(plan, std::vector<int32_t>(plan.samples.size(), 0));
+  }
+}
+
+BatchRun run_requests(LoadedModel& loaded, const RunOptions& options,
+                      const std::vector<BatchRequest>& requests, const std::vector<size_t>& order) {
+  const MemoryPlan plan = plan_for(loaded, options);
+  Model model(loaded.config, loaded.weights, *loaded.backend, plan.limits);
+  Engine engine(loaded.config, model, {}, plan, options.seed);
+  BatchRun run;
+  run.results.resize(requests.size());
+  const Engine::Sink sink = [&](const Engine::Finished& item) {
+    if (const auto* bad = std::get_if<BadLine>(&item)) throw Error(bad->message);
+    const Result& result = std::get<Result>(item);
+    run.results[result.id.get<size_t>()] = {result.token_ids, result.logprob_hash.hex()};
+  };
+  for (size_t place = 0; place < requests.size(); ++place) {
+    const size_t i = order.empty() ? place : order[place];
+    Request request;
+    request.index = static_cast<int64_t>(place);
+    request.line = request.index + 1;
+    request.id = i;
+    request.prompt = requests[i].prompt;
+    request.sampling = requests[i].sampling;
+    engine.add(std::move(request), sink);
+  }
+  // Preemption may compute tokens again, but never without end.
+  for (int64_t steps = 0; engine.has_work(); ++steps) {
+    if (steps > 200000) fail("the batch does not end");
+    engine.step(sink);
+  }
+  run.stats = engine.scheduler_stats();
+  return run;
+}
+
+}  // namespace mla::test

@@ -1,0 +1,73 @@
+// Runs a checkpoint in-process for tests: logits of prompts, and whole batches of token-id requests.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/ops.h"
+#include "lib/engine/engine.h"
+#include "lib/model/model.h"
+#include "lib/model/weights.h"
+#include "weights_loader/checkpoint.h"
+
+namespace mla::test {
+
+// A checkpoint on a CPU backend.
+struct LoadedModel {
+  LoadedModel(const std::string& dir, DType run_dtype, int threads);
+
+  ModelConfig config;
+  DType dtype;
+  std::unique_ptr<Backend> backend;
+  ModelWeights weights;
+};
+
+struct RunOptions {
+  bool chunked = false;
+  int32_t budget = 0;            // 0: the mode's default
+  int32_t workspace_tokens = 0;  // 0: default
+  int32_t max_seqs = 32;
+  int32_t max_model_len = 0;     // 0: default
+  int32_t kv_pages = 0;          // 0: plenty
+  uint64_t seed = 0;
+};
+
+MemoryPlan plan_for(const LoadedModel& loaded, const RunOptions& options);
+
+// Logits of all positions of one prompt at a time, by the prefill path.
+class LogitsRunner {
+ public:
+  LogitsRunner(LoadedModel& loaded, const RunOptions& options);
+  // Calls row(position, logits [vocab]) in order.
+  void run(const std::vector<int32_t>& ids, const std::function<void(int32_t, const float*)>& row);
+
+ private:
+  LoadedModel& loaded_;
+  MemoryPlan plan_;
+  Model model_;
+};
+
+struct BatchRequest {
+  std::vector<int32_t> prompt;
+  SamplingParams sampling;
+};
+
+struct BatchResult {
+  std::vector<int32_t> tokens;
+  std::string logprob_hash;
+  bool operator==(const BatchResult&) const = default;
+};
+
+struct BatchRun {
+  std::vector<BatchResult> results;  // by request
+  SchedulerStats stats;
+};
+
+// Runs the requests through the engine in the given order (all of them when empty). Request i has the
+// id i wherever it stands. Throws Error where a request fails.
+BatchRun run_requests(LoadedModel& loaded, const RunOptions& options,
+                      const std::vector<BatchRequest>& requests, const std::vector<size_t>& order = {});
+
+}  // namespace mla::test
