@@ -22,7 +22,7 @@ struct TensorSpec {
 // A tensor of the checkpoint: mapped, not copied. The file lives as long as the view.
 struct TensorView {
   std::string name;
-  DType dtype = DType::bf16;   // bf16, f32 or f16
+  DType dtype = DType::bf16;  // bf16, f32 or f16
   std::vector<int64_t> shape;
   const std::byte* data = nullptr;
   std::shared_ptr<const SafetensorsFile> file;
@@ -72,7 +72,7 @@ class Checkpoint {
   // Throws Error where it is not there or has another dtype than BF16, F32 and F16.
   TensorView tensor(const std::string& name) const;
 
-  uint64_t total_bytes() const;                       // of all tensors' data
+  uint64_t total_bytes() const;  // of all tensors' data
   const std::vector<std::string>& warnings() const;
   const std::vector<std::string>& shard_paths() const;
   size_t num_tensors() const;

@@ -15,19 +15,19 @@
 namespace mla {
 
 struct TensorInfo {
-  std::string dtype;           // as the file says: "BF16", "F32", "F16", "I64" …
+  std::string dtype;  // as the file says: "BF16", "F32", "F16", "I64" …
   std::vector<int64_t> shape;
-  uint64_t begin = 0;          // offsets into the file's data section
+  uint64_t begin = 0;  // offsets into the file's data section
   uint64_t end = 0;
 };
 
 class SafetensorsFile {
  public:
   // Maps and checks the file. Throws Error that names file, tensor, what was expected and found:
-  // a file too short for its header or its data ("expected N bytes, found M"), a header over 100 MB (100,000,000 bytes) or not JSON, a
-  // git-LFS pointer in place of the file, a duplicate name, an unknown dtype, a shape that
-  // overflows, offsets that overlap, leave a hole, run past the end, disagree with shape and dtype,
-  // and bytes that no tensor covers.
+  // a file too short for its header or its data ("truncated: expected N bytes, found M"), a header
+  // over 100 MB (100,000,000 bytes) or not JSON, a git-LFS pointer in place of the file, a
+  // duplicate name, an unknown dtype, a shape that overflows, offsets that overlap, leave a hole,
+  // run past the end, disagree with shape and dtype, and bytes that no tensor covers.
   static std::shared_ptr<const SafetensorsFile> open(const std::string& path);
 
   // The header checks alone, on bytes; for `inspect` and fuzzing. `data_bytes`: size of the data

@@ -39,9 +39,8 @@ std::string safetensors_bytes(const std::vector<TensorData>& tensors, size_t pad
   for (const TensorData& tensor : tensors) {
     const size_t begin = data.size();
     data += tensor.bytes;
-    header[tensor.name] = {{"dtype", tensor.dtype},
-                           {"shape", tensor.shape},
-                           {"data_offsets", {begin, data.size()}}};
+    header[tensor.name] = {
+        {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {begin, data.size()}}};
   }
   return safetensors_bytes(header.dump() + std::string(padding, ' '), data);
 }
