@@ -44,7 +44,8 @@ def yarn(factor, original, **mscale):
 # name → (form of config.json, sizes, yarn or None, rope_theta, generation_config or None)
 CASES = {
     "lite_yarn": ("old", LITE, yarn(40, 4096, mscale=0.707, mscale_all_dim=0.707), 10000,
-                  dict(bos_token_id=0, eos_token_id=1, do_sample=True, temperature=0.3, top_p=0.95)),
+                  dict(bos_token_id=0, eos_token_id=1, do_sample=True, temperature=0.3,
+                       top_p=0.95)),
     "lite_yarn_one_shared": ("new", dict(LITE, n_shared_experts=1),
                              yarn(4, 1024, mscale=1.0, mscale_all_dim=1.0), 10000,
                              dict(bos_token_id=0, eos_token_id=[1, 5])),
@@ -82,7 +83,8 @@ def plain_config(name):
     c.update(sizes)
     if rope:
         c["rope_scaling"] = dict(rope, type="yarn")
-        c["max_position_embeddings"] = int(rope["factor"] * rope["original_max_position_embeddings"])
+        original = rope["original_max_position_embeddings"]
+        c["max_position_embeddings"] = int(rope["factor"] * original)
     if c["max_position_embeddings"] < 256:
         c["max_position_embeddings"] = 256
     return form, c
@@ -98,8 +100,8 @@ def write_raw(name, directory):
             json.dump(c, f, indent=2, sort_keys=True)
             f.write("\n")
     else:
-        drop = ("rope_scaling", "rope_theta", "torch_dtype", "transformers_version", "moe_layer_freq",
-                "scoring_func", "seq_aux", "aux_loss_alpha", "model_type")
+        drop = ("rope_scaling", "rope_theta", "torch_dtype", "transformers_version",
+                "moe_layer_freq", "scoring_func", "seq_aux", "aux_loss_alpha", "model_type")
         rope = dict(rope_type="default", rope_theta=float(c["rope_theta"]))
         if c["rope_scaling"]:
             rope.update(c["rope_scaling"], rope_type="yarn")
@@ -262,7 +264,7 @@ def write_checkpoint(name, directory, shards):
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="folder of the expected values: all cases, or those of --only")
+    parser.add_argument("--out", help="folder of the expected values: all, or those of --only")
     parser.add_argument("--only", nargs="*", choices=list(CASES))
     parser.add_argument("--write-checkpoint", nargs=2, metavar=("NAME", "DIR"))
     parser.add_argument("--shards", type=int, default=1)

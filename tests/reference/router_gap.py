@@ -24,7 +24,7 @@ def layer_gaps(router_logits, config):
 
 
 class RouterGaps:
-    """Hooks every router of a model; after a forward pass `take()` is the minimum over layers [T]."""
+    """Hooks every router of a model; after a forward pass take() is the minimum over layers."""
 
     def __init__(self, model):
         self.config = model.config

@@ -47,8 +47,8 @@ def scale_of(name, fan_in):
 def bf16_bits(values):
     """float32 → bfloat16 bits, nearest, ties to even: uint16."""
     u = values.view(np.uint32)
-    return ((u + np.uint32(0x7FFF) + ((u >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(
-        np.uint16)
+    odd = (u >> np.uint32(16)) & np.uint32(1)
+    return ((u + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype(np.uint16)
 
 
 def weight_bits(name, shape, seed, begin=0, count=None):
@@ -105,7 +105,8 @@ def write_safetensors(path, config, seed):
     header, blobs, offset = {}, [], 0
     for name, shape in tensor_shapes(config).items():
         blob = weight_bits(name, shape, seed).astype("<u2").tobytes()
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, offset + len(blob)]}
+        header[name] = {"dtype": "BF16", "shape": shape,
+                        "data_offsets": [offset, offset + len(blob)]}
         offset += len(blob)
         blobs.append(blob)
     header["__metadata__"] = {"format": "pt"}
