@@ -1,11 +1,11 @@
 #include "lib/batch/request.h"
 
-#include <algorithm>
 #include <array>
 #include <utility>
 
 #include "lib/base/error.h"
 #include "lib/batch/request_parse.h"
+#include "lib/text/utf8.h"
 
 namespace mla {
 namespace {
@@ -16,34 +16,12 @@ bool is_blank(std::string_view line) {
   return line.find_first_not_of(" \t\r") == std::string_view::npos;
 }
 
-// Length of the well-formed sequence at the front (Unicode, table 3-7), 0 where there is none.
-size_t utf8_length(std::string_view s) {
-  const auto at = [&](size_t i) { return i < s.size() ? static_cast<uint8_t>(s[i]) : 0u; };
-  const auto tail = [&](size_t i) { return (at(i) & 0xc0) == 0x80; };
-  const unsigned a = at(0), b = at(1);
-  if (a < 0x80) return 1;
-  if (a >= 0xc2 && a <= 0xdf) return tail(1) ? 2 : 0;
-  if (a >= 0xe0 && a <= 0xef) {
-    const unsigned low = a == 0xe0 ? 0xa0 : 0x80, high = a == 0xed ? 0x9f : 0xbf;
-    return b >= low && b <= high && tail(2) ? 3 : 0;
-  }
-  if (a >= 0xf0 && a <= 0xf4) {
-    const unsigned low = a == 0xf0 ? 0x90 : 0x80, high = a == 0xf4 ? 0x8f : 0xbf;
-    return b >= low && b <= high && tail(2) && tail(3) ? 4 : 0;
-  }
-  return 0;
-}
-
 void check_utf8(std::string_view line, std::string_view what) {
-  for (size_t i = 0; i < line.size();) {
-    const size_t n = utf8_length(line.substr(i));
-    if (n == 0) {
-      throw RequestError(error_code::kInvalidUtf8,
-                         fmt::format("{}: expected UTF-8, found the byte 0x{:02x} at offset {}",
-                                     what, static_cast<uint8_t>(line[i]), i));
-    }
-    i += n;
-  }
+  const size_t at = find_invalid_utf8(line);
+  if (at == std::string_view::npos) return;
+  throw RequestError(error_code::kInvalidUtf8,
+                     fmt::format("{}: expected UTF-8, found the byte 0x{:02x} at offset {}", what,
+                                 static_cast<uint8_t>(line[at]), at));
 }
 
 // A message may quote a line: what is cut out of UTF-8 becomes U+FFFD, and the end of a long one
@@ -51,13 +29,8 @@ void check_utf8(std::string_view line, std::string_view what) {
 std::string clean(std::string_view message) {
   constexpr size_t kMaxMessage = 500;
   std::string text;
-  for (size_t i = 0; i < message.size();) {
-    if (text.size() >= kMaxMessage) return text + " …";
-    const size_t n = utf8_length(message.substr(i));
-    text += n > 0 ? message.substr(i, n) : "\ufffd";
-    i += std::max<size_t>(n, 1);
-  }
-  return text;
+  append_utf8_lossy(message.substr(0, kMaxMessage), message.size() <= kMaxMessage, text);
+  return message.size() > kMaxMessage ? text + " …" : text;
 }
 
 Json parse_object(std::string_view line, std::string_view what) {

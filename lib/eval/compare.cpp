@@ -1,0 +1,186 @@
+#include "lib/eval/compare.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <unordered_map>
+
+#include "lib/base/error.h"
+#include "lib/eval/answer.h"
+#include "lib/eval/run_reader.h"
+
+namespace mla {
+namespace {
+
+constexpr size_t kListed = 10;  // ids and divergences that a report lists
+
+std::optional<bool> is_right(const OutputRecord& record) {
+  if (!record.ok || !record.answer || !record.text) return std::nullopt;
+  return exact_match(extract_flexible(*record.text), *record.answer);
+}
+
+void count_record(const OutputRecord& record, RunSide& side) {
+  ++side.requests;
+  side.failed += record.ok ? 0 : 1;
+  side.prompts_split += record.prefill_chunks > 1 ? 1 : 0;
+  side.prompt_tokens += record.prompt_tokens;
+  side.completion_tokens += static_cast<int64_t>(record.token_ids.size());
+  if (const auto right = is_right(record)) {
+    ++side.answered;
+    side.correct += *right ? 1 : 0;
+  }
+}
+
+// The run's own count knows recomputation after preemption from a split prompt.
+void take_run_record(const Json& run, RunSide& side) {
+  side.run = run;
+  if (!run.is_object() || !run.contains("counts")) return;
+  if (const auto split = find_int(run["counts"], "prompts_split", side.path + ": run.json"))
+    side.prompts_split = *split;
+}
+
+void compare_logprobs(const OutputRecord& a, const OutputRecord& b, size_t common,
+                      CompareReport& report) {
+  const size_t n = std::min({common, a.logprobs.size(), b.logprobs.size()});
+  for (size_t i = 0; i < n; ++i) {
+    const double difference = std::fabs(double{a.logprobs[i]} - double{b.logprobs[i]});
+    ++report.logprob_positions;
+    if (!report.max_logprob_difference || !(difference <= *report.max_logprob_difference)) {
+      report.max_logprob_difference = difference;
+      report.max_logprob_difference_id = b.id;
+    }
+  }
+}
+
+void note_divergence(const OutputRecord& a, const OutputRecord& b, size_t common,
+                     CompareReport& report) {
+  if (report.divergences.size() >= kListed) return;
+  const auto token = [&](const OutputRecord& r) {
+    return common < r.token_ids.size() ? std::optional(r.token_ids[common]) : std::nullopt;
+  };
+  const auto margin = [&](const OutputRecord& r) {
+    return common < r.margins.size() ? r.margins[common] : std::nullopt;
+  };
+  report.divergences.push_back({.id = b.id,
+                                .position = static_cast<int64_t>(common),
+                                .token_a = token(a),
+                                .token_b = token(b),
+                                .margin_a = margin(a),
+                                .margin_b = margin(b)});
+}
+
+void compare_answers(const OutputRecord& a, const OutputRecord& b, CompareReport& report) {
+  const auto right_a = is_right(a), right_b = is_right(b);
+  if (!right_a || !right_b) return;
+  int64_t& cell = *right_a ? (*right_b ? report.both_right : report.only_a_right)
+                           : (*right_b ? report.only_b_right : report.both_wrong);
+  ++cell;
+}
+
+void compare_pair(const OutputRecord& a, const OutputRecord& b, CompareReport& report) {
+  ++report.in_both;
+  if (!a.ok && !b.ok && a.error_code == b.error_code) {
+    ++report.failed_both;
+    return;
+  }
+  ++report.compared;
+  if (!a.ok || !b.ok) {
+    ++report.failed_one;
+    return;
+  }
+  const auto [end_a, end_b] = std::mismatch(a.token_ids.begin(), a.token_ids.end(),
+                                            b.token_ids.begin(), b.token_ids.end());
+  const auto common = static_cast<size_t>(end_a - a.token_ids.begin());
+  if (end_a == a.token_ids.end() && end_b == b.token_ids.end()) {
+    ++report.token_identical;
+    report.logprob_identical += a.logprob_hash == b.logprob_hash ? 1 : 0;
+  } else {
+    note_divergence(a, b, common, report);
+  }
+  compare_logprobs(a, b, common, report);
+  compare_answers(a, b, report);
+}
+
+std::string text_of(const Json& object, const char* key) {
+  return object.contains(key) ? object[key].dump() : "nothing";
+}
+
+void note_differences(CompareReport& report) {
+  const Json &a = report.a.run, &b = report.b.run;
+  for (const RunSide* side : {&report.a, &report.b}) {
+    if (side->run.is_null())
+      report.notes.push_back(side->path + ": no run.json beside it, so no timing");
+  }
+  if (!a.is_object() || !b.is_object()) return;
+  const auto hash = [](const Json& run) {
+    return run.value(Json::json_pointer("/input/sha256"), Json());
+  };
+  if (hash(a) != hash(b)) report.notes.push_back("the input files of the runs differ");
+  if (a.value("model", Json()) != b.value("model", Json()))
+    report.notes.push_back("the checkpoints of the runs differ");
+  const Json options_a = a.value("options", Json()), options_b = b.value("options", Json());
+  if (!options_a.is_object() || !options_b.is_object()) return;
+  std::set<std::string> names;
+  for (const Json* options : {&options_a, &options_b})
+    for (const auto& item : options->items()) names.insert(item.key());
+  names.erase("output");
+  for (const std::string& name : names) {
+    const std::string in_a = text_of(options_a, name.c_str());
+    const std::string in_b = text_of(options_b, name.c_str());
+    if (in_a != in_b) report.notes.push_back(fmt::format("option {}: {} | {}", name, in_a, in_b));
+  }
+}
+
+void check_unique(bool fresh, const RunReader& reader, const OutputRecord& record) {
+  if (!fresh) fail("{}:{}: the id {} appears twice", reader.path(), reader.place().line, record.key);
+}
+
+}  // namespace
+
+CompareReport compare_runs(const std::string& a, const std::string& b) {
+  RunReader reader_a(a), reader_b(b);
+  CompareReport report;
+  report.a.path = reader_a.path();
+  report.b.path = reader_b.path();
+
+  struct Entry {
+    RunReader::Place place;
+    bool met = false;
+  };
+  std::unordered_map<std::string, Entry> entries;
+  while (const auto record = reader_a.next()) {
+    count_record(*record, report.a);
+    check_unique(entries.insert({record->key, {.place = reader_a.place()}}).second, reader_a,
+                 *record);
+  }
+  std::set<std::string> only_b;
+  while (const auto record = reader_b.next()) {
+    count_record(*record, report.b);
+    const auto it = entries.find(record->key);
+    if (it == entries.end()) {
+      check_unique(only_b.insert(record->key).second, reader_b, *record);
+      if (report.only_b_ids.size() < kListed) report.only_b_ids.push_back(record->id);
+      continue;
+    }
+    check_unique(!it->second.met, reader_b, *record);
+    it->second.met = true;
+    compare_pair(reader_a.at(it->second.place), *record, report);
+  }
+  report.only_b = static_cast<int64_t>(only_b.size());
+
+  std::vector<RunReader::Place> unmet;
+  for (const auto& [key, entry] : entries)
+    if (!entry.met) unmet.push_back(entry.place);
+  report.only_a = static_cast<int64_t>(unmet.size());
+  std::sort(unmet.begin(), unmet.end(),
+            [](const auto& x, const auto& y) { return x.line < y.line; });
+  unmet.resize(std::min(unmet.size(), kListed));
+  for (const auto& place : unmet) report.only_a_ids.push_back(reader_a.at(place).id);
+
+  take_run_record(reader_a.run(), report.a);
+  take_run_record(reader_b.run(), report.b);
+  note_differences(report);
+  return report;
+}
+
+}  // namespace mla

@@ -1,0 +1,143 @@
+#include "lib/eval/run_reader.h"
+
+#include <filesystem>
+#include <string_view>
+
+#include "lib/base/error.h"
+#include "lib/batch/output.h"
+#include "lib/batch/request.h"
+
+namespace mla {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The record's line without its newline; false at the end of the file.
+bool read_line(std::ifstream& in, std::string& line, const std::string& path, int64_t number) {
+  if (!std::getline(in, line)) {
+    if (in.bad()) fail("{}: cannot be read at line {}", path, number);
+    return false;
+  }
+  if (in.eof()) fail("{}:{}: a torn line: expected a newline at its end", path, number);
+  return true;
+}
+
+std::vector<int32_t> read_token_ids(const Json& object, const std::string& what) {
+  const auto it = object.find("token_ids");
+  if (it == object.end() || !it->is_array())
+    fail("{}: field 'token_ids': expected a list", what);
+  std::vector<int32_t> ids;
+  ids.reserve(it->size());
+  for (const Json& id : *it) {
+    if (!id.is_number_integer())
+      fail("{}: field 'token_ids': expected integers, found {}", what, describe(id));
+    ids.push_back(id.get<int32_t>());
+  }
+  return ids;
+}
+
+std::optional<double> margin_of(const Json& entry, const std::string& what) {
+  const auto top = entry.find("top");
+  if (top == entry.end() || !top->is_array() || top->size() < 2) return std::nullopt;
+  double best[2];
+  for (int i = 0; i < 2; ++i) {
+    const Json& pair = (*top)[i];
+    if (!pair.is_array() || pair.size() != 2 || !pair[1].is_number())
+      fail("{}: field 'top': expected [id, logprob], found {}", what, describe(pair));
+    best[i] = pair[1].get<double>();
+  }
+  return best[0] - best[1];
+}
+
+void read_logprobs(const Json& object, const std::string& what, OutputRecord& record) {
+  const auto it = object.find("logprobs");
+  if (it == object.end() || it->is_null()) return;
+  if (!it->is_array() || it->size() != record.token_ids.size()) {
+    fail("{}: field 'logprobs': expected a list of {} entries, found {}", what,
+         record.token_ids.size(), it->is_array() ? fmt::format("{}", it->size()) : describe(*it));
+  }
+  for (const Json& entry : *it) {
+    record.logprobs.push_back(static_cast<float>(get_number(entry, "logprob", what)));
+    record.margins.push_back(margin_of(entry, what));
+  }
+}
+
+OutputRecord parse_record(const std::string& line, const std::string& what, int64_t number) {
+  const Json object = parse_json(line, what);
+  const std::string status = get_string(object, "status", what);
+  if (status != "ok" && status != "error")
+    fail("{}: field 'status': expected \"ok\" or \"error\", found \"{}\"", what, status);
+  OutputRecord record;
+  record.ok = status == "ok";
+  record.id = object.value("id", Json());
+  if (record.ok) {
+    if (!record.id.is_string() && !record.id.is_number_integer())
+      fail("{}: field 'id': expected a string or an integer, found {}", what, describe(record.id));
+    record.text = find_string(object, "text", what);
+    record.token_ids = read_token_ids(object, what);
+    record.logprob_hash = get_string(object, "logprob_hash", what);
+    record.answer = find_string(object, "answer", what);
+    record.prompt_tokens = get_int(object, "prompt_tokens", what);
+    read_logprobs(object, what, record);
+    if (const auto timing = object.find("timing"); timing != object.end())
+      record.prefill_chunks = find_int(*timing, "prefill_chunks", what).value_or(0);
+  } else {
+    const auto error = object.find("error");
+    if (error == object.end()) fail("{}: field 'error': expected an object, found nothing", what);
+    record.error_code = get_string(*error, "code", what);
+  }
+  const bool unique = !record.id.is_null() && record.error_code != error_code::kDuplicateId;
+  record.key = unique ? record.id.dump()
+                      : fmt::format("line {}", find_int(object, "line", what).value_or(number));
+  return record;
+}
+
+Json read_run_record(const fs::path& dir) {
+  const std::string path = (dir / kRunRecordName).string();
+  if (!fs::exists(path)) return nullptr;
+  Json run = parse_json(read_file(path), path);
+  const std::string state = get_string(run, "state", path);
+  if (state != "finished")
+    fail("{}: the run is not finished: expected state \"finished\", found \"{}\"", path, state);
+  return run;
+}
+
+}  // namespace
+
+RunReader::RunReader(const std::string& path) : path_(path) {
+  const bool folder = fs::is_directory(path);
+  const fs::path dir = folder ? fs::path(path) : fs::path(path).parent_path();
+  if (folder) path_ = (dir / kOutputsName).string();
+  const std::string name = fs::path(path_).filename().string();
+  if (!fs::exists(path_)) {
+    if (folder && fs::exists(dir / kPartialName))
+      fail("{}: the run is not finished: found {} but no {}", path, kPartialName, kOutputsName);
+    fail("{}: expected a finished run, found no {}", path, folder ? kOutputsName : "such file");
+  }
+  if (name == kPartialName) fail("{}: the run is not finished", path_);
+  if (name == kOutputsName) run_ = read_run_record(dir);
+  in_.open(path_, std::ios::binary);
+  if (!in_) fail("{}: cannot be opened", path_);
+}
+
+std::optional<OutputRecord> RunReader::next() {
+  in_.clear();
+  in_.seekg(following_.offset);
+  std::string line;
+  if (!read_line(in_, line, path_, following_.line)) return std::nullopt;
+  place_ = following_;
+  following_.offset += static_cast<int64_t>(line.size()) + 1;
+  ++following_.line;
+  return parse_record(line, fmt::format("{}:{}", path_, place_.line), place_.line);
+}
+
+OutputRecord RunReader::at(Place place) {
+  in_.clear();
+  in_.seekg(place.offset);
+  std::string line;
+  if (!read_line(in_, line, path_, place.line))
+    fail("{}:{}: expected a record, found the end: the file has changed", path_, place.line);
+  return parse_record(line, fmt::format("{}:{}", path_, place.line), place.line);
+}
+
+}  // namespace mla
