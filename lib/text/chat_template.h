@@ -20,10 +20,11 @@ class ChatTemplate {
   static ChatTemplate load(const std::string& model_dir, std::string config_template,
                            std::string bos_text, std::string eos_text);
 
+  // True where render() knows the template.
   bool usable() const;
 
-  // BOS; system → content "\n\n"; user → "User: " content "\n\n"; assistant → "Assistant: " content
-  // EOS; then the generation prompt "Assistant:". Throws Error: no template, a template whose text
+  // BOS; system → content "\n\n"; user → "User: " content "\n\n"; assistant → "Assistant: "
+  // content EOS; then the generation prompt "Assistant:". Throws Error: no template, a template whose text
   // is not DeepSeek-V2's (its beginning is quoted, with the advice to send rendered prompts), an
   // unknown role (named), no message.
   std::string render(const std::vector<ChatMessage>& messages,
