@@ -13,10 +13,10 @@ namespace {
 constexpr std::string_view kDeepSeekV2 =
     "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}"
     "{% endif %}{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] == 'user' %}{{ 'User: ' + message['content'] + '\\n\\n' }}"
+    "{% if message['role'] == 'user' %}{{ 'User: ' + message['content'] + '\n\n' }}"
     "{% elif message['role'] == 'assistant' %}"
     "{{ 'Assistant: ' + message['content'] + eos_token }}"
-    "{% elif message['role'] == 'system' %}{{ message['content'] + '\\n\\n' }}"
+    "{% elif message['role'] == 'system' %}{{ message['content'] + '\n\n' }}"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}";
 
 constexpr size_t kQuoted = 60;  // bytes of a template that a message shows, about

@@ -106,7 +106,8 @@ def main():
         # Random ids make bytes that are no UTF-8, which must turn into the same U+FFFD.
         size = reference.get_vocab_size()
         lists = theirs + [
-            [rng.choice((rng.randrange(size), rng.randrange(243), rng.randrange(size - 50, size + 99)))
+            [rng.choice((rng.randrange(size), rng.randrange(243),
+                         rng.randrange(size - 50, size + 99)))
              for _ in range(rng.randint(1, 30))] for _ in range(args.count)]
         rows = [{"ids": ids, "skip": skip} for ids in lists for skip in (False, True)]
         back = call(args.tool, "decode", folder, rows)
