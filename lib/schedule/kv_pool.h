@@ -22,7 +22,7 @@ class KvPool {
   void release(std::vector<int32_t>& pages);
 
  private:
-  std::vector<int32_t> free_;   // a stack: the page released last is handed out first
+  std::vector<int32_t> free_;  // a stack: the page released last is handed out first
   std::vector<bool> in_use_;
 };
 

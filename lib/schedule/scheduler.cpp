@@ -96,8 +96,8 @@ void Scheduler::add(int64_t id, std::vector<int32_t> tokens, int32_t max_new_tok
     fail("request {}: the prompt has {} tokens, expected fewer than max_model_len ({})", id, prompt,
          options_.max_model_len);
   }
-  const auto max_tokens = static_cast<int32_t>(std::min<int64_t>(
-      prompt + std::max(max_new_tokens, 1), options_.max_model_len));
+  const auto max_tokens = static_cast<int32_t>(
+      std::min<int64_t>(prompt + std::max(max_new_tokens, 1), options_.max_model_len));
   if (pages_for(max_tokens) > pool_.num_pages()) {
     fail("request {}: {} prompt tokens and {} new ones need {} pages of {} tokens, the pool has {}",
          id, prompt, max_tokens - prompt, pages_for(max_tokens), kPageTokens, pool_.num_pages());

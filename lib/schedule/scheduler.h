@@ -38,7 +38,7 @@ struct SchedulerOptions {
   int32_t max_model_len = 0;       // prompt + generated
   int32_t workspace_rows = 0;      // W, a multiple of kKeyTile
   int32_t max_decode_splits = 0;   // cap on the decode splits (of kDecodeSplit keys) of a step;
-                                   // 0: none. A single row may always run.
+                                   // 0: none. The oldest go first, and one row may always run.
 };
 
 struct SchedulerStats {
@@ -46,7 +46,7 @@ struct SchedulerStats {
   // computes generated tokens anew; in the on mode a step with rows of both kinds is mixed.
   int64_t steps = 0, prefill_steps = 0, decode_steps = 0, mixed_steps = 0;
   int64_t passes = 0, chunks = 0, preemptions = 0;
-  int64_t prompts_split = 0;       // prompts whose first computation took more than one step
+  int64_t prompts_split = 0;  // prompts whose first computation took more than one step
   int64_t prefill_tokens = 0, decode_tokens = 0;  // rows of each kind
   int64_t recomputed_tokens = 0;                  // those of both kinds computed before
   int32_t max_running = 0, peak_pages = 0;
@@ -112,7 +112,7 @@ class Scheduler {
   void count(const StepPlan& plan, bool decode_step);
 
   SchedulerOptions options_;
-  int32_t max_running_;                              // min(max_seqs, B)
+  int32_t max_running_;  // min(max_seqs, B)
   KvPool pool_;
   std::unordered_map<int64_t, Sequence> sequences_;  // never iterated: its order is not defined
   std::set<int64_t> waiting_;                        // oldest first

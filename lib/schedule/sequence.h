@@ -15,9 +15,9 @@ struct Sequence {
   int32_t max_tokens = 0;       // prompt and generated; at this size it only waits for finish()
   SequenceState state = SequenceState::waiting;
 
-  int32_t computed = 0;         // tokens whose cache rows are written by the steps planned so far
-  int32_t high_water = 0;       // the most `computed` has been: rows below it are recomputation
-  std::vector<int32_t> pages;   // page table; pages.size() * kPageTokens >= computed
+  int32_t computed = 0;        // tokens whose cache rows are written by the steps planned so far
+  int32_t high_water = 0;      // the most `computed` has been: rows below it are recomputation
+  std::vector<int32_t> pages;  // page table; pages.size() * kPageTokens >= computed
 
   // Statistics.
   int32_t prefill_chunks = 0;     // steps in which prompt tokens ran, recomputation included

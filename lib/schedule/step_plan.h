@@ -11,9 +11,9 @@ namespace mla {
 
 // A row whose logits are needed: it samples the next token of its sequence.
 struct SampleRow {
-  int32_t row;         // of the step
-  int64_t sequence;    // Sequence::id
-  int32_t position;    // of the token that will be sampled: the sequence's size at planning
+  int32_t row;       // of the step
+  int64_t sequence;  // Sequence::id
+  int32_t position;  // of the token that will be sampled: the sequence's size at planning
 };
 
 struct StepPlan {
@@ -26,11 +26,11 @@ struct StepPlan {
 
   std::vector<int32_t> page_table;  // tables of the step's sequences, one behind the other
   std::vector<PrefillSpan> prefill;
-  std::vector<int64_t> prefill_ids; // Sequence::id of each prefill span
-  std::vector<KeySpan> key_spans;   // of all passes
+  std::vector<int64_t> prefill_ids;  // Sequence::id of each prefill span
+  std::vector<KeySpan> key_spans;    // of all passes
   std::vector<Pass> passes;
-  std::vector<DecodeRow> decode;    // [T - prefill_rows]
-  std::vector<SampleRow> samples;   // [S], at most one a sequence
+  std::vector<DecodeRow> decode;   // [T - prefill_rows]
+  std::vector<SampleRow> samples;  // [S], at most one a sequence
 
   int32_t rows() const { return static_cast<int32_t>(token_ids.size()); }
   bool empty() const { return token_ids.empty(); }
@@ -38,7 +38,8 @@ struct StepPlan {
 
 // Cuts the key spans of `prefill` into passes over a workspace of `workspace_rows` rows (a positive
 // multiple of kKeyTile): requests in order, whole spans while they fit, then the largest piece that
-// is a multiple of kKeyTile. Fills plan.key_spans and plan.passes. No span is empty.
+// is a multiple of kKeyTile. Replaces plan.key_spans and plan.passes. No span is empty. Throws
+// Error for other workspaces.
 void cut_passes(StepPlan& plan, int32_t workspace_rows);
 
 }  // namespace mla

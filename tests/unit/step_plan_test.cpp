@@ -61,10 +61,9 @@ TEST_CASE("Requests that fit the workspace together share one pass without gaps"
 
 TEST_CASE("A long request is cut at the largest multiple of the key tile that fits") {
   const StepPlan plan = plan_of({{0, 5}, {300, 100}, {0, 7}}, 384);
-  CHECK(spans_of(plan) == std::vector<Span>{{0, 0, 0, 5, 0},
-                                            {0, 1, 0, 256, 5},
-                                            {1, 1, 256, 400, 0},
-                                            {1, 2, 0, 7, 144}});
+  CHECK(spans_of(plan) ==
+        std::vector<Span>{
+            {0, 0, 0, 5, 0}, {0, 1, 0, 256, 5}, {1, 1, 256, 400, 0}, {1, 2, 0, 7, 144}});
   CHECK(plan.passes[0].rows == 261);
   CHECK(plan.passes[1].rows == 151);
 }
