@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Builds mla-run and runs 64 prompts through the small checkpoint of this folder with chunked prefill
+# off and on (token budget 64), then compares the two runs. Installs what it needs.
+# Exits with the comparison's code: 0 when every token and every logprob bit is the same, else 4.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+.ci/install-packages
+build=${BUILD_DIR:-build-quickstart}
+cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DMLA_TESTS=OFF >/dev/null
+cmake --build "$build" --target mla-run
+
+out=${OUT_DIR:-out/quickstart}
+exec "$build/mla-run" -m examples/tiny-random --chunked-prefill both --max-num-batched-tokens 64 \
+  -o "$out" --overwrite examples/prompts.jsonl
