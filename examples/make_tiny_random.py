@@ -72,8 +72,8 @@ def word_problem(rng):
          f"{z} more boxes than {a}. How many {thing} are in the van?", x * (y + y + z)),
         (f"On {day} {a} sells {x} {thing} for {z} dollars each and {y} {other} for {z + 1} dollars "
          f"each. How much money does {a} earn?", x * z + y * (z + 1)),
-        (f"{a} walks to {place} in {y} minutes and {b} needs {z} minutes longer. Each of them walks "
-         f"there and back every day of the week. How many minutes do they walk together in a week?",
+        (f"{a} walks to {place} in {y} minutes and {b} needs {z} minutes longer. Each of them "
+         f"walks there and back every day of the week. How many minutes do they walk together in a week?",
          14 * (2 * y + z)),
         (f"{a} has {x + y * z} {thing}. {a} gives {z} {thing} to each of {y} friends at {place}. "
          f"How many {thing} are left?", x),
@@ -131,8 +131,9 @@ def make_tokenizer(path, seed):
         vocab_size=MODEL_VOCAB, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False))
     record = json.loads(tokenizer.to_str())
-    if len(record["model"]["vocab"]) != MODEL_VOCAB:
-        raise SystemExit(f"vocabulary: expected {MODEL_VOCAB}, found {len(record['model']['vocab'])}")
+    found = len(record["model"]["vocab"])
+    if found != MODEL_VOCAB:
+        raise SystemExit(f"vocabulary: expected {MODEL_VOCAB}, found {found}")
     # Merges as strings "a b", as the released file has them.
     record["model"]["merges"] = [m if isinstance(m, str) else " ".join(m)
                                  for m in record["model"]["merges"]]
@@ -216,7 +217,8 @@ def write_prompts(path, tokenizer, seed):
                 if low <= length <= high and length not in lengths:
                     break
             lengths.append(length)
-            record = {"id": f"p{i:02}", "prompt": prompt, "max_tokens": rng.choice([16, 24, 32, 48])}
+            record = {"id": f"p{i:02}", "prompt": prompt,
+                      "max_tokens": rng.choice([16, 24, 32, 48])}
             f.write(json.dumps(record, ensure_ascii=False) + "\n")
     over = sum(n > 64 for n in lengths)
     print(f"{len(lengths)} prompts of {min(lengths)} to {max(lengths)} tokens, {over} over 64")

@@ -1,9 +1,9 @@
-"""Logits of GSM8K prompts on a model of V2-Lite's layer sizes: transformers in float32 against ours.
+"""Logits of GSM8K prompts on a model of V2-Lite's layer sizes: transformers (float32) and ours.
 
   gsm8k_logits.py write --config CONFIG.json --out DIR [--layers 2] [--seed 1]
       a random checkpoint with the sizes of a released config.json but fewer layers, in shards
   gsm8k_logits.py compare --checkpoint DIR --tokenizer tokenizer.json --prompts PROMPTS.jsonl
-      [--limit 40] [--tolerance 1e-4] [--dump-command "dump_logits DIR --option …"]
+      [--limit 40] [--tolerance 1e-4] [--dump-command "dump_logits DIR …"]
       prints for every prompt the largest ‖Δ‖/‖ref‖ over positions >= 1, and the share left out
 
 The dump command is a server: it reads lines {"ids": [...], "out": "path"} from its input, writes
