@@ -62,6 +62,22 @@ TEST_CASE("A long word is merged as a short one is") {
   }
 }
 
+TEST_CASE("Of equal pairs in a long word the leftmost is merged first") {
+  Ids expected(50, 256);
+  expected.push_back('a');
+  CHECK(make_tokenizer(small_tokenizer({"a a"})).encode(std::string(101, 'a')) == expected);
+}
+
+TEST_CASE("A blank that is also punctuation goes where the order of the splits puts it") {
+  const std::string text = " \u3000é";
+  Json json = small_tokenizer({"Ġ ã"});  // the blank and the first byte of U+3000
+  Json swapped = json;
+  set_stages(json, {split_stage("\\s?[é]+"), split_stage("\\s?[!\u3000]+")});
+  set_stages(swapped, {split_stage("\\s?[!\u3000]+"), split_stage("\\s?[é]+")});
+  CHECK(make_tokenizer(json).encode(text).front() == ' ');
+  CHECK(make_tokenizer(swapped).encode(text).front() == 256);
+}
+
 TEST_CASE("One word of a megabyte takes no quadratic time") {
   const Tokenizer t = make_tokenizer(small_tokenizer({"a a", "aa aa"}));
   CHECK(t.encode(std::string(1 << 20, 'a')).size() == (1 << 18));
