@@ -70,14 +70,16 @@ void sync_fd(int fd, const std::string& path) {
 }
 
 void rename_into_place(const std::string& from, const std::string& to) {
-  if (::rename(from.c_str(), to.c_str()) != 0) system_fail(to, "cannot be renamed into place", errno);
+  if (::rename(from.c_str(), to.c_str()) != 0)
+    system_fail(to, "cannot be renamed into place", errno);
   const std::string parent = fs::path(to).parent_path().string();
   const File folder(parent.empty() ? "." : parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   sync_fd(folder.fd(), parent);
 }
 
 bool same_file(const std::string& a, const std::string& b) {
-  struct stat x{}, y{};
+  struct stat x {
+  }, y{};
   if (::stat(a.c_str(), &x) == 0 && ::stat(b.c_str(), &y) == 0)
     return x.st_dev == y.st_dev && x.st_ino == y.st_ino;
   std::error_code ignored;
@@ -89,8 +91,10 @@ void check_folder(const OutputOptions& options) {
   if (!options.input_path.empty() && options.input_path != "-") {
     for (const char* name : {kOutputsName, kPartialName, kRunRecordName}) {
       if (same_file(options.input_path, in_dir(name))) {
-        usage_fail("{}: the input is one of the files to be written to {}; expected another "
-                   "output folder", options.input_path, options.dir);
+        usage_fail(
+            "{}: the input is one of the files to be written to {}; expected another "
+            "output folder",
+            options.input_path, options.dir);
       }
     }
   }

@@ -56,7 +56,8 @@ BadLine make_bad_line(const Request& request, std::string_view code, std::string
 
 RequestReader::RequestReader(std::istream& in, std::string what, ReaderOptions options)
     : in_(in), what_(std::move(what)), options_(std::move(options)) {
-  if (options_.vocab_size < 1) fail("vocab_size: expected at least 1, found {}", options_.vocab_size);
+  if (options_.vocab_size < 1)
+    fail("vocab_size: expected at least 1, found {}", options_.vocab_size);
 }
 
 bool RequestReader::read_line() {
@@ -95,10 +96,9 @@ bool RequestReader::read_line() {
 void RequestReader::claim_id(const Json& id) {
   const std::string text = id.dump();
   if (!ids_.insert(text).second) {
-    throw RequestError(
-        error_code::kDuplicateId,
-        fmt::format("line {}: duplicate id: expected a new one, found {} again", line_number_,
-                    describe(id)));
+    throw RequestError(error_code::kDuplicateId,
+                       fmt::format("line {}: duplicate id: expected a new one, found {} again",
+                                   line_number_, describe(id)));
   }
 }
 
@@ -117,9 +117,9 @@ Record RequestReader::parse_line(int64_t index) {
   BadLine bad{.index = index, .line = line_number_};
   try {
     if (too_long_) {
-      throw RequestError(error_code::kLineTooLong,
-                         fmt::format("{}: expected at most {} bytes, found more", what,
-                                     options_.max_line_bytes));
+      throw RequestError(
+          error_code::kLineTooLong,
+          fmt::format("{}: expected at most {} bytes, found more", what, options_.max_line_bytes));
     }
     check_utf8(line_, what);
     const Json object = parse_object(line_, what);

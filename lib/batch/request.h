@@ -28,9 +28,9 @@ struct SamplingParams {
   // >= 1. As a default of the reader: what the command line says, if it does. In a Request: absent
   // (a chat line that does not say) means the rest of the model length.
   std::optional<int32_t> max_tokens;
-  int32_t min_tokens = 0;           // 0 .. max_tokens
-  std::optional<int64_t> seed;      // of this request; absent: the run's
-  std::vector<std::string> stop;    // non-empty strings, at most kMaxStopStrings
+  int32_t min_tokens = 0;         // 0 .. max_tokens
+  std::optional<int64_t> seed;    // of this request; absent: the run's
+  std::vector<std::string> stop;  // non-empty strings, at most kMaxStopStrings
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
   std::optional<int32_t> logprobs;  // 0 .. kMaxLogprobs
@@ -71,9 +71,9 @@ struct BadLine {
 BadLine make_bad_line(const Request& request, std::string_view code, std::string_view message);
 
 struct ReaderOptions {
-  SamplingParams defaults;          // of lines that do not say
-  int64_t vocab_size = 0;           // token ids lie in [0, vocab_size)
-  bool has_tokenizer = true;        // false: text, messages and stop strings are bad lines
+  SamplingParams defaults;    // of lines that do not say
+  int64_t vocab_size = 0;     // token ids lie in [0, vocab_size)
+  bool has_tokenizer = true;  // false: text, messages and stop strings are bad lines
   size_t max_line_bytes = size_t{64} << 20;
 };
 
@@ -95,7 +95,7 @@ class RequestReader {
   // Fields that no line may have, by name, so far; at most 100 names are kept.
   const std::map<std::string, UnknownField>& unknown_fields() const { return unknown_; }
 
-  int64_t records() const { return records_; }    // returned so far
+  int64_t records() const { return records_; }  // returned so far
   int64_t bytes_read() const { return hash_.bytes(); }
   std::string input_hash() const { return hash_.hex(); }  // SHA-256 of the bytes read so far
 

@@ -54,9 +54,9 @@ constexpr Unserved kUnserved[] = {
 
 const std::set<std::string, std::less<>>& served_fields() {
   static const std::set<std::string, std::less<>> names = {
-      "id",         "prompt",     "messages",   "answer", "max_tokens",     "max_completion_tokens",
-      "min_tokens", "temperature", "top_k",     "top_p",  "seed",           "stop",
-      "ignore_eos", "logprobs",   "stop_token_ids"};
+      "id",         "prompt",      "messages",      "answer", "max_tokens", "max_completion_tokens",
+      "min_tokens", "temperature", "top_k",         "top_p",  "seed",       "stop",
+      "ignore_eos", "logprobs",    "stop_token_ids"};
   return names;
 }
 
@@ -219,8 +219,8 @@ Prompt parse_prompt(const Json& object, const ReaderOptions& options, std::strin
   if (messages) return parse_messages(*messages, what);
   if (!prompt->is_string() && !prompt->is_array())
     refuse("prompt", "a string or a list of token ids", *prompt, what);
-  const bool empty = prompt->is_string() ? prompt->get_ref<const std::string&>().empty()
-                                         : prompt->empty();
+  const bool empty =
+      prompt->is_string() ? prompt->get_ref<const std::string&>().empty() : prompt->empty();
   if (empty) fail("{}: field 'prompt': expected at least one token, found an empty prompt", what);
   if (prompt->is_string()) return prompt->get<std::string>();
   return token_ids(*prompt, "prompt", options.vocab_size, what);
@@ -241,7 +241,8 @@ Request parse_request(const Json& object, const ReaderOptions& options, std::str
   for (const char* key : {"custom_id", "url", "method", "body"}) {
     if (object.contains(key)) {
       refuse_unsupported(what, fmt::format("field '{}': the OpenAI batch form is not supported, "
-                                           "expected 'id' and 'prompt' or 'messages'", key));
+                                           "expected 'id' and 'prompt' or 'messages'",
+                                           key));
     }
   }
   check_unserved(object, what);
@@ -252,8 +253,10 @@ Request parse_request(const Json& object, const ReaderOptions& options, std::str
   request.sampling = parse_sampling(object, chat, options, what);
   request.answer = find_string(object, "answer", what);
   if (!options.has_tokenizer && !tokens) {
-    fail("{}: field '{}': expected token ids, because the checkpoint has no tokenizer.json, found "
-         "text", what, chat ? "messages" : "prompt");
+    fail(
+        "{}: field '{}': expected token ids, because the checkpoint has no tokenizer.json, found "
+        "text",
+        what, chat ? "messages" : "prompt");
   }
   if (!options.has_tokenizer && !request.sampling.stop.empty()) {
     fail("{}: field 'stop': expected none, because the checkpoint has no tokenizer.json, found {}",

@@ -56,7 +56,7 @@ struct Result {
   Json stop_reason;                 // null for EOS and length, else the stop string or the id
   int32_t prompt_tokens = 0;
   int32_t cached_tokens = 0;
-  LogprobHash logprob_hash;         // of the chosen tokens' logprobs, one add() a token
+  LogprobHash logprob_hash;  // of the chosen tokens' logprobs, one add() a token
   std::optional<std::string> answer;
   std::optional<std::vector<int32_t>> prompt_token_ids;
   std::optional<std::vector<TokenLogprob>> logprobs;  // [token_ids.size()] where asked for

@@ -119,9 +119,8 @@ OrderedJson to_json(const RunRecord& record) {
                                                        : OrderedJson(record.input_sha256)},
                 {"bytes", record.input_bytes}};
   j["memory_plan"] = record.memory_plan;
-  j["counts"] = {{"requests", c.requests},           {"ok", c.ok},
-                 {"failed", c.failed},               {"prompts_split", c.prompts_split},
-                 {"chunks", c.chunks},               {"passes", c.passes},
+  j["counts"] = {{"requests", c.requests},           {"ok", c.ok},         {"failed", c.failed},
+                 {"prompts_split", c.prompts_split}, {"chunks", c.chunks}, {"passes", c.passes},
                  {"preemptions", c.preemptions},     {"steps", c.steps}};
   j["load_time"] = number(record.load_time_s);
   j["warmup_time"] = number(record.warmup_time_s);

@@ -33,7 +33,7 @@ class Distribution {
   double mean_ = 0, sum_squares_ = 0, max_ = 0;  // Welford
   mutable std::vector<double> values_;           // while there are at most exact_values_
   mutable bool sorted_ = true;
-  std::map<int32_t, int64_t> buckets_;           // floor(log(value) / log(1.01)) → count
+  std::map<int32_t, int64_t> buckets_;  // floor(log(value) / log(1.01)) → count
 };
 
 // numpy.percentile(values, p), linear; `sorted` is ascending and not empty.
@@ -68,10 +68,10 @@ struct RunCounts {
 // States: "running", then "finished" (every line has its record), "interrupted" or "failed".
 struct RunRecord {
   std::string state = "running";
-  std::string version;      // of the program
-  OrderedJson build;        // compiler, backends, drivers; as the application has them
-  OrderedJson options;      // effective, as the application has them
-  OrderedJson model;        // path, fingerprint
+  std::string version;  // of the program
+  OrderedJson build;    // compiler, backends, drivers; as the application has them
+  OrderedJson options;  // effective, as the application has them
+  OrderedJson model;    // path, fingerprint
   std::string input_path;
   std::string input_sha256;  // "" until it is known (standard input: at the end)
   int64_t input_bytes = 0;

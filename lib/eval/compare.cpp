@@ -88,8 +88,8 @@ void compare_pair(const OutputRecord& a, const OutputRecord& b, CompareReport& r
     ++report.failed_one;
     return;
   }
-  const auto [end_a, end_b] = std::mismatch(a.token_ids.begin(), a.token_ids.end(),
-                                            b.token_ids.begin(), b.token_ids.end());
+  const auto [end_a, end_b] =
+      std::mismatch(a.token_ids.begin(), a.token_ids.end(), b.token_ids.begin(), b.token_ids.end());
   const auto common = static_cast<size_t>(end_a - a.token_ids.begin());
   if (end_a == a.token_ids.end() && end_b == b.token_ids.end()) {
     ++report.token_identical;
@@ -132,7 +132,8 @@ void note_differences(CompareReport& report) {
 }
 
 void check_unique(bool fresh, const RunReader& reader, const OutputRecord& record) {
-  if (!fresh) fail("{}:{}: the id {} appears twice", reader.path(), reader.place().line, record.key);
+  if (!fresh)
+    fail("{}:{}: the id {} appears twice", reader.path(), reader.place().line, record.key);
 }
 
 }  // namespace

@@ -11,14 +11,14 @@
 namespace mla {
 
 struct RunSide {
-  std::string path;          // of outputs.jsonl
-  int64_t requests = 0;      // records
+  std::string path;      // of outputs.jsonl
+  int64_t requests = 0;  // records
   int64_t failed = 0;
-  int64_t prompts_split = 0; // of timing.prefill_chunks > 1
-  int64_t answered = 0;      // finished requests with a known answer
-  int64_t correct = 0;       // of those, by flexible-extract
+  int64_t prompts_split = 0;  // of timing.prefill_chunks > 1
+  int64_t answered = 0;       // finished requests with a known answer
+  int64_t correct = 0;        // of those, by flexible-extract
   int64_t prompt_tokens = 0, completion_tokens = 0;
-  Json run;                  // run.json, or null where there is none
+  Json run;  // run.json, or null where there is none
 
   std::optional<double> accuracy() const;  // correct / answered
 };
@@ -26,8 +26,8 @@ struct RunSide {
 // Where two outputs of one request part.
 struct Divergence {
   Json id;
-  int64_t position = 0;             // of the generated token, from 0
-  std::optional<int32_t> token_a;   // absent: A ended before it
+  int64_t position = 0;            // of the generated token, from 0
+  std::optional<int32_t> token_a;  // absent: A ended before it
   std::optional<int32_t> token_b;
   // Logprob of the best token minus that of the second; absent without logprobs >= 2.
   std::optional<double> margin_a, margin_b;
@@ -37,21 +37,21 @@ struct CompareReport {
   RunSide a, b;
   int64_t in_both = 0, only_a = 0, only_b = 0;
   std::vector<Json> only_a_ids, only_b_ids;  // the first 10
-  int64_t failed_both = 0;  // in both runs with the same error code: not compared
-  int64_t failed_one = 0;   // in one run only, or for different reasons: compared, and differs
-  int64_t compared = 0;     // in_both - failed_both
-  int64_t token_identical = 0;    // the same token_ids
-  int64_t logprob_identical = 0;  // the same token_ids and the same logprob_hash
+  int64_t failed_both = 0;                   // in both runs with the same error code: not compared
+  int64_t failed_one = 0;       // in one run only, or for different reasons: compared, and differs
+  int64_t compared = 0;         // in_both - failed_both
+  int64_t token_identical = 0;  // the same token_ids
+  int64_t logprob_identical = 0;                 // the same token_ids and the same logprob_hash
   std::optional<double> max_logprob_difference;  // over common prefixes, where both have logprobs
   Json max_logprob_difference_id;
-  int64_t logprob_positions = 0;  // tokens that were compared so
+  int64_t logprob_positions = 0;        // tokens that were compared so
   std::vector<Divergence> divergences;  // the first 10 in B's order
   int64_t both_right = 0, only_a_right = 0, only_b_right = 0, both_wrong = 0;  // answers known
   std::vector<std::string> notes;  // inputs or options that differ
 
-  double token_identical_share() const;    // 0 where nothing was compared
+  double token_identical_share() const;  // 0 where nothing was compared
   double logprob_identical_share() const;
-  std::optional<double> mcnemar_p() const; // exact, two-sided; absent without known answers
+  std::optional<double> mcnemar_p() const;  // exact, two-sided; absent without known answers
 };
 
 // `a` and `b`: a run's folder or its outputs.jsonl. Keeps A's ids and offsets in memory, no more.

@@ -20,11 +20,11 @@ bool same_requests(const CompareReport& r) {
   return r.only_a == 0 && r.only_b == 0 && r.in_both > 0;
 }
 
-constexpr const char* kTimings[] = {
-    "elapsed_time",   "requests_per_second", "tokens_per_second", "output_throughput",
-    "mean_ttft_ms",   "median_ttft_ms",      "p99_ttft_ms",       "mean_tpot_ms",
-    "median_tpot_ms", "p99_tpot_ms",         "mean_itl_ms",       "p99_itl_ms",
-    "mean_e2el_ms",   "p99_e2el_ms"};
+constexpr const char* kTimings[] = {"elapsed_time",      "requests_per_second", "tokens_per_second",
+                                    "output_throughput", "mean_ttft_ms",        "median_ttft_ms",
+                                    "p99_ttft_ms",       "mean_tpot_ms",        "median_tpot_ms",
+                                    "p99_tpot_ms",       "mean_itl_ms",         "p99_itl_ms",
+                                    "mean_e2el_ms",      "p99_e2el_ms"};
 
 Json summary_of(const RunSide& side) {
   if (!side.run.is_object()) return nullptr;
@@ -151,11 +151,13 @@ std::string verdict(const CompareReport& r) {
   if (r.compared == 0) {
     text = "nothing compared: no request was answered in both runs";
   } else if (all && same_requests(r)) {
-    text = fmt::format("identical: {} of {} requests have the same tokens and the same logprob bits",
-                       r.logprob_identical, r.compared);
+    text =
+        fmt::format("identical: {} of {} requests have the same tokens and the same logprob bits",
+                    r.logprob_identical, r.compared);
   } else {
-    text = fmt::format("different: {} of {} requests have the same tokens, {} the same logprob bits",
-                       r.token_identical, r.compared, r.logprob_identical);
+    text =
+        fmt::format("different: {} of {} requests have the same tokens, {} the same logprob bits",
+                    r.token_identical, r.compared, r.logprob_identical);
   }
   if (r.only_a > 0) text += fmt::format("; only in A: {}", r.only_a);
   if (r.only_b > 0) text += fmt::format("; only in B: {}", r.only_b);

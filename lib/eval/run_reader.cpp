@@ -24,8 +24,7 @@ bool read_line(std::ifstream& in, std::string& line, const std::string& path, in
 
 std::vector<int32_t> read_token_ids(const Json& object, const std::string& what) {
   const auto it = object.find("token_ids");
-  if (it == object.end() || !it->is_array())
-    fail("{}: field 'token_ids': expected a list", what);
+  if (it == object.end() || !it->is_array()) fail("{}: field 'token_ids': expected a list", what);
   std::vector<int32_t> ids;
   ids.reserve(it->size());
   for (const Json& id : *it) {

@@ -84,10 +84,10 @@ TEST_CASE("a text prompt takes the defaults and the line number as its id") {
 }
 
 TEST_CASE("every sampling field of a line is taken") {
-  const Request r = good(
-      R"({"id":7,"prompt":[0,999],"temperature":0.5,"top_k":-1,"top_p":0.9,"max_tokens":64,)"
-      R"("min_tokens":64,"seed":-9223372036854775808,"stop":["a","b"],"stop_token_ids":[3,0],)"
-      R"("ignore_eos":true,"logprobs":20,"answer":"#### 3"})");
+  const Request r =
+      good(R"({"id":7,"prompt":[0,999],"temperature":0.5,"top_k":-1,"top_p":0.9,"max_tokens":64,)"
+           R"("min_tokens":64,"seed":-9223372036854775808,"stop":["a","b"],"stop_token_ids":[3,0],)"
+           R"("ignore_eos":true,"logprobs":20,"answer":"#### 3"})");
   CHECK(r.id == 7);
   CHECK(std::get<std::vector<int32_t>>(r.prompt) == std::vector<int32_t>{0, 999});
   CHECK(r.sampling.temperature == 0.5f);
@@ -135,7 +135,8 @@ TEST_CASE("a chat line without max_tokens gets the rest of the model length") {
 
 TEST_CASE("max_completion_tokens means max_tokens") {
   CHECK(good(R"({"prompt":"x","max_completion_tokens":3})").sampling.max_tokens == 3);
-  CHECK(good(R"({"prompt":"x","max_completion_tokens":3,"max_tokens":3})").sampling.max_tokens == 3);
+  CHECK(good(R"({"prompt":"x","max_completion_tokens":3,"max_tokens":3})").sampling.max_tokens ==
+        3);
   check_fields({{R"("max_completion_tokens":3,"max_tokens":4)", "invalid_request",
                  "line 1: expected max_tokens and max_completion_tokens to be one number, found 4 "
                  "and 3"}});
@@ -201,7 +202,8 @@ TEST_CASE("an error message is UTF-8 and short whatever the line quotes") {
 
 TEST_CASE("a duplicate id fails the later line and text differs from number") {
   const auto records = read_all(
-      "{\"id\":\"1\",\"prompt\":\"a\"}\n{\"id\":1,\"prompt\":\"b\"}\n{\"id\":\"1\",\"prompt\":\"c\"}\n"
+      "{\"id\":\"1\",\"prompt\":\"a\"}\n{\"id\":1,\"prompt\":\"b\"}\n{\"id\":\"1\",\"prompt\":"
+      "\"c\"}\n"
       "{\"id\":5,\"prompt\":\"d\"}\n{\"prompt\":\"e\"}\n");
   REQUIRE(records.size() == 5);
   CHECK(std::holds_alternative<Request>(records[0]));
@@ -288,15 +290,13 @@ TEST_CASE("sampling values out of range or of the wrong type are refused") {
        "1.0000000001"},
       {R"("top_k":-2)", code,
        "line 1: field 'top_k': expected an integer of at least -1, found the number -2"},
-      {R"("top_k":1.5)", code,
-       "line 1: field 'top_k': expected an integer, found the number 1.5"},
+      {R"("top_k":1.5)", code, "line 1: field 'top_k': expected an integer, found the number 1.5"},
       {R"("max_tokens":0)", code,
        "line 1: field 'max_tokens': expected an integer of at least 1, found the number 0"},
       {R"("max_tokens":4294967297)", code,
        "line 1: field 'max_tokens': expected an integer of at least 1, found the number "
        "4294967297"},
-      {R"("max_tokens":true)", code,
-       "line 1: field 'max_tokens': expected an integer, found true"},
+      {R"("max_tokens":true)", code, "line 1: field 'max_tokens': expected an integer, found true"},
       {R"("min_tokens":-1)", code,
        "line 1: field 'min_tokens': expected an integer of at least 0, found the number -1"},
       {R"("min_tokens":17)", code,
@@ -305,12 +305,10 @@ TEST_CASE("sampling values out of range or of the wrong type are refused") {
        "line 1: field 'logprobs': expected an integer from 0 to 20, found the number 21"},
       {R"("logprobs":-1)", code,
        "line 1: field 'logprobs': expected an integer from 0 to 20, found the number -1"},
-      {R"("seed":"1")", code,
-       "line 1: field 'seed': expected an integer, found the string \"1\""},
+      {R"("seed":"1")", code, "line 1: field 'seed': expected an integer, found the string \"1\""},
       {R"("ignore_eos":1)", code,
        "line 1: field 'ignore_eos': expected true or false, found the number 1"},
-      {R"("answer":18)", code,
-       "line 1: field 'answer': expected a string, found the number 18"},
+      {R"("answer":18)", code, "line 1: field 'answer': expected a string, found the number 18"},
       {R"("stop":"")", code,
        "line 1: field 'stop': expected strings that are not empty, found \"\""},
       {R"("stop":5)", code,
@@ -416,8 +414,8 @@ TEST_CASE("a stream that cannot be read is an error and not an empty file") {
 }
 
 TEST_CASE("a request can become a bad line later") {
-  const BadLine b = make_bad_line(good(R"({"id":"q","prompt":"x"})"),
-                                  error_code::kContextLength, "expected fewer");
+  const BadLine b = make_bad_line(good(R"({"id":"q","prompt":"x"})"), error_code::kContextLength,
+                                  "expected fewer");
   CHECK(b.id == "q");
   CHECK(b.code == "context_length_exceeded");
   CHECK(b.message == "line 1: expected fewer");

@@ -38,9 +38,11 @@ TEST_CASE("a record has the fields of the interface in their order") {
         "{\"id\":\"q1\",\"index\":3,\"status\":\"ok\",\"text\":\"h\xc3\xa9\","
         "\"token_ids\":[10,11,1],\"finish_reason\":\"stop\",\"stop_reason\":null,"
         "\"prompt_tokens\":7,\"completion_tokens\":3,\"cached_tokens\":0,"
-        "\"logprob_hash\":\"" + r.logprob_hash.hex() + "\","
-        "\"timing\":{\"queue\":1.0,\"prefill\":10.0,\"ttft\":11.0,\"tpot\":3.0,\"e2e\":17.0,"
-        "\"itl\":{\"mean\":3.0,\"p50\":3.0,\"p99\":3.98,\"max\":4.0},\"prefill_chunks\":2}}");
+        "\"logprob_hash\":\"" +
+            r.logprob_hash.hex() +
+            "\","
+            "\"timing\":{\"queue\":1.0,\"prefill\":10.0,\"ttft\":11.0,\"tpot\":3.0,\"e2e\":17.0,"
+            "\"itl\":{\"mean\":3.0,\"p50\":3.0,\"p99\":3.98,\"max\":4.0},\"prefill_chunks\":2}}");
 }
 
 TEST_CASE("optional fields stand where they were asked for") {
@@ -58,9 +60,8 @@ TEST_CASE("optional fields stand where they were asked for") {
   CHECK(j["stop_reason"] == 11);
   CHECK(j["answer"] == "#### 2");
   CHECK(j["prompt_token_ids"].dump() == "[1,2]");
-  CHECK(j["logprobs"].dump() ==
-        R"([{"token_id":10,"logprob":-0.5,"top":[[10,-0.5]]},)"
-        R"({"token_id":11,"logprob":-1.25,"top":[]}])");
+  CHECK(j["logprobs"].dump() == R"([{"token_id":10,"logprob":-0.5,"top":[[10,-0.5]]},)"
+                                R"({"token_id":11,"logprob":-1.25,"top":[]}])");
 }
 
 TEST_CASE("one token has no time between tokens") {
@@ -94,8 +95,8 @@ TEST_CASE("logprobs read back to the same fp32 bits") {
 }
 
 TEST_CASE("NaN and infinity are never printed") {
-  for (const float x : {std::numeric_limits<float>::quiet_NaN(),
-                        -std::numeric_limits<float>::infinity()}) {
+  for (const float x :
+       {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
     Result hashed = sample();
     CHECK(is_finite(hashed));
     hashed.logprob_hash.add(x);
@@ -116,7 +117,8 @@ TEST_CASE("logprob_hash is FNV-1a 64 of the little-endian fp32 bits") {
   LogprobHash one;
   one.add(-0.5f);  // bytes 00 00 00 bf
   uint64_t expected = 0xcbf29ce484222325u;
-  for (const uint64_t byte : {0x00, 0x00, 0x00, 0xbf}) expected = (expected ^ byte) * 0x100000001b3u;
+  for (const uint64_t byte : {0x00, 0x00, 0x00, 0xbf})
+    expected = (expected ^ byte) * 0x100000001b3u;
   CHECK(one.hex() == fmt::format("{:016x}", expected));
   // Published FNV-1a 64 value of "foob".
   LogprobHash foob;
@@ -130,9 +132,8 @@ TEST_CASE("logprob_hash is FNV-1a 64 of the little-endian fp32 bits") {
 
 TEST_CASE("an error record names the line and the reason") {
   BadLine bad{.index = 2, .line = 4, .id = nullptr, .code = "invalid_json", .message = "line 4: x"};
-  CHECK(dump_line(to_json(bad)) ==
-        R"({"id":null,"index":2,"line":4,"status":"error",)"
-        R"("error":{"code":"invalid_json","message":"line 4: x"}})");
+  CHECK(dump_line(to_json(bad)) == R"({"id":null,"index":2,"line":4,"status":"error",)"
+                                   R"("error":{"code":"invalid_json","message":"line 4: x"}})");
 }
 
 TEST_CASE("a result starts from its request") {

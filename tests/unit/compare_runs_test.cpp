@@ -1,0 +1,344 @@
+#include <cmath>
+#include <fstream>
+#include <limits>
+
+#include "lib/base/error.h"
+#include "lib/batch/output.h"
+#include "lib/batch/result.h"
+#include "lib/batch/run_record.h"
+#include "lib/eval/compare.h"
+#include "tests/support/catch.h"
+
+namespace mla {
+namespace {
+
+using namespace Catch;  // Approx is in it from version 3 on
+
+// A run of requests q0, q1 … that can be changed before it is written.
+class FakeRun {
+ public:
+  explicit FakeRun(int requests) {
+    for (int i = 0; i < requests; ++i) results.push_back(make(i));
+    record.state = "finished";
+    record.options["chunked_prefill"] = "off";
+    record.input_sha256 = "aa";
+    record.summary["tokens_per_second"] = 12.5;
+  }
+
+  static Result make(int i) {
+    Result r;
+    r.index = i;
+    r.id = fmt::format("q{}", i);
+    r.text = fmt::format("the answer is {}", i + 10);
+    r.answer = fmt::format("#### {}", i % 2 ? i + 10 : 5);  // the odd ones are right
+    r.prompt_tokens = 8;
+    r.finish_reason = "length";
+    r.logprobs.emplace();
+    for (int t = 0; t < 4; ++t) add_token(r, 100 * i + t, -0.5f);
+    r.timing.prefill_chunks = 1;
+    return r;
+  }
+
+  static void add_token(Result& r, int32_t token, float logprob) {
+    r.token_ids.push_back(token);
+    r.logprob_hash.add(logprob);
+    r.logprobs->push_back({.token = token,
+                           .logprob = logprob,
+                           .top = {{token, logprob}, {token + 1, logprob - 0.25f}}});
+    r.timing.token(static_cast<double>(r.token_ids.size()));
+  }
+
+  // Takes the tokens of a result away and gives it others.
+  static void retoken(Result& r, const std::vector<int32_t>& tokens, float logprob) {
+    r.token_ids.clear();
+    r.logprobs->clear();
+    r.logprob_hash = {};
+    for (const int32_t t : tokens) add_token(r, t, logprob);
+  }
+
+  void write(const std::string& dir) const {
+    OutputWriter out({.dir = dir, .input_path = ""});
+    for (const Result& r : results) out.write(r.index, to_json(r));
+    for (const BadLine& b : bad) out.write(b.index, to_json(b));
+    out.finish();
+    write_run_record(dir, record);
+  }
+
+  std::vector<Result> results;
+  std::vector<BadLine> bad;
+  RunRecord record;
+};
+
+struct Pair {
+  FakeRun a{4}, b{4};
+  test::TempDir dir;
+  CompareReport report() {
+    a.write(dir / "a");
+    b.write(dir / "b");
+    return compare_runs(dir / "a", dir / "b");
+  }
+};
+
+template <class Call>
+std::string error_of(Call call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  FAIL("expected an error");
+  return "";
+}
+
+bool has(const std::string& text, const std::string& part) {
+  UNSCOPED_INFO(text);
+  return text.find(part) != std::string::npos;
+}
+
+TEST_CASE("two equal runs are identical") {
+  Pair pair;
+  const CompareReport r = pair.report();
+  CHECK(r.in_both == 4);
+  CHECK(r.compared == 4);
+  CHECK(r.token_identical == 4);
+  CHECK(r.logprob_identical == 4);
+  CHECK(r.max_logprob_difference == 0.0);
+  CHECK(r.logprob_positions == 16);
+  CHECK(r.divergences.empty());
+  CHECK(r.a.accuracy() == 0.5);
+  CHECK(r.both_right == 2);
+  CHECK(r.mcnemar_p() == 1.0);
+  CHECK(passes(r, 1.0));
+  CHECK(verdict(r) == "identical: 4 of 4 requests have the same tokens and the same logprob bits");
+  CHECK(to_text(r, 1.0).starts_with(verdict(r) + "\nPASS"));
+  CHECK(has(to_text(r, 1.0), "tokens_per_second                  12.500           12.500"));
+  const OrderedJson j = to_json(r, 1.0);
+  CHECK(j["token_identical"] == 1.0);
+  CHECK(j["passes"] == true);
+  CHECK(j["a"]["summary"]["tokens_per_second"] == 12.5);
+}
+
+TEST_CASE("records in another order are joined by id") {
+  Pair pair;
+  for (Result& r : pair.b.results) r.index = 3 - r.index;
+  const CompareReport r = pair.report();
+  CHECK(r.logprob_identical == 4);
+  CHECK(passes(r, 1.0));
+}
+
+TEST_CASE("another token is found with its place and margin") {
+  Pair pair;
+  FakeRun::retoken(pair.b.results[2], {200, 201, 77, 203}, -0.5f);
+  const CompareReport r = pair.report();
+  CHECK(r.token_identical == 3);
+  CHECK(r.logprob_identical == 3);
+  CHECK(r.token_identical_share() == 0.75);
+  REQUIRE(r.divergences.size() == 1);
+  CHECK(r.divergences[0].id == "q2");
+  CHECK(r.divergences[0].position == 2);
+  CHECK(r.divergences[0].token_a == 202);
+  CHECK(r.divergences[0].token_b == 77);
+  CHECK(r.divergences[0].margin_a == 0.25);
+  CHECK(r.logprob_positions == 14);  // up to where they part
+  CHECK_FALSE(passes(r, 1.0));
+  CHECK(passes(r, 0.75));
+  CHECK(verdict(r) == "different: 3 of 4 requests have the same tokens, 3 the same logprob bits");
+  CHECK(has(to_text(r, 1.0), "\"q2\" at token 2: A 202, B 77; top-2 margin A 0.25, B 0.25"));
+  CHECK(has(to_text(r, 1.0), "\nFAIL"));
+}
+
+TEST_CASE("an output that is a beginning of the other is different") {
+  Pair pair;
+  FakeRun::retoken(pair.b.results[0], {0, 1}, -0.5f);
+  FakeRun::retoken(pair.a.results[1], {100}, -0.5f);
+  const CompareReport r = pair.report();
+  CHECK(r.token_identical == 2);
+  REQUIRE(r.divergences.size() == 2);
+  CHECK(r.divergences[0].position == 2);
+  CHECK(r.divergences[0].token_a == 2);
+  CHECK_FALSE(r.divergences[0].token_b);
+  CHECK(r.divergences[1].position == 1);
+  CHECK_FALSE(r.divergences[1].token_a);
+}
+
+TEST_CASE("one other bit of a logprob is seen with equal tokens") {
+  Pair pair;
+  FakeRun::retoken(pair.b.results[3], {300, 301, 302, 303}, std::nextafter(-0.5f, -1.0f));
+  const CompareReport r = pair.report();
+  CHECK(r.token_identical == 4);
+  CHECK(r.logprob_identical == 3);
+  CHECK(*r.max_logprob_difference == Approx(5.9604645e-8));
+  CHECK(r.max_logprob_difference_id == "q3");
+  CHECK_FALSE(passes(r, 1.0));
+}
+
+TEST_CASE("runs without logprob lists are compared by their hash") {
+  Pair pair;
+  FakeRun::retoken(pair.b.results[3], {300, 301, 302, 303}, -0.75f);
+  for (FakeRun* run : {&pair.a, &pair.b})
+    for (Result& r : run->results) r.logprobs.reset();
+  const CompareReport r = pair.report();
+  CHECK(r.logprob_identical == 3);
+  CHECK_FALSE(r.max_logprob_difference);
+}
+
+TEST_CASE("a missing request fails the comparison on either side") {
+  for (const bool in_a : {true, false}) {
+    Pair pair;
+    (in_a ? pair.b : pair.a).results.erase((in_a ? pair.b : pair.a).results.begin() + 1);
+    const CompareReport r = pair.report();
+    CHECK(r.in_both == 3);
+    CHECK(r.logprob_identical == 3);
+    CHECK((in_a ? r.only_a : r.only_b) == 1);
+    CHECK((in_a ? r.only_b : r.only_a) == 0);
+    CHECK((in_a ? r.only_a_ids : r.only_b_ids) == std::vector<Json>{"q1"});
+    CHECK_FALSE(passes(r, 1.0));
+    CHECK_FALSE(passes(r, 0.0));
+    CHECK(has(verdict(r), in_a ? "; only in A: 1" : "; only in B: 1"));
+    CHECK_FALSE(verdict(r).starts_with("identical"));
+  }
+}
+
+TEST_CASE("a comparison of nothing is not a pass") {
+  Pair pair;
+  pair.a.results.clear();
+  pair.b.results.clear();
+  const CompareReport r = pair.report();
+  CHECK(r.token_identical_share() == 0);
+  CHECK_FALSE(passes(r, 1.0));
+  CHECK_FALSE(passes(r, 0.0));
+  CHECK(has(verdict(r), "nothing compared"));
+}
+
+TEST_CASE("a comparison of failures only is not a pass") {
+  Pair pair;
+  for (FakeRun* run : {&pair.a, &pair.b}) {
+    run->results.clear();
+    run->bad = {{.index = 0, .line = 1, .id = "q0", .code = "x", .message = "m"}};
+  }
+  const CompareReport r = pair.report();
+  CHECK(r.failed_both == 1);
+  CHECK(r.compared == 0);
+  CHECK_FALSE(passes(r, 0.0));
+}
+
+TEST_CASE("lines that fail alike are left out and others count as different") {
+  Pair pair;
+  const BadLine no_id{.index = 4, .line = 5, .code = "invalid_json", .message = "m"};
+  const BadLine again{.index = 5, .line = 6, .id = "q1", .code = "duplicate_id", .message = "m"};
+  pair.a.bad = {no_id, again};
+  pair.b.bad = {no_id, again};
+  {
+    Pair same;
+    same.a.bad = same.b.bad = pair.a.bad;
+    const CompareReport r = same.report();
+    CHECK(r.failed_both == 2);
+    CHECK(r.compared == 4);
+    CHECK(r.a.failed == 2);
+    CHECK(passes(r, 1.0));
+    CHECK(has(verdict(r), "; failed alike in both: 2"));
+  }
+  pair.b.results.pop_back();
+  pair.b.bad.push_back(
+      {.index = 3, .line = 4, .id = "q3", .code = "logits_not_finite", .message = "m"});
+  const CompareReport r = pair.report();
+  CHECK(r.in_both == 6);
+  CHECK(r.failed_one == 1);
+  CHECK(r.logprob_identical == 3);
+  CHECK(r.compared == 4);
+  CHECK_FALSE(passes(r, 1.0));
+}
+
+TEST_CASE("answers that turn are counted in pairs") {
+  Pair pair;
+  pair.b.results[0].text = "so 5";    // right now
+  pair.b.results[1].text = "so 999";  // wrong now
+  pair.b.results[3].text = "so 999";
+  const CompareReport r = pair.report();
+  CHECK(r.a.correct == 2);
+  CHECK(r.b.correct == 1);
+  CHECK(r.only_a_right == 2);
+  CHECK(r.only_b_right == 1);
+  CHECK(r.both_wrong == 1);
+  CHECK(*r.mcnemar_p() == Approx(1.0));
+  CompareReport many;  // binomial tail of 2 of 12 at one half, twice: 158 / 4096
+  many.only_a_right = 10;
+  many.only_b_right = 2;
+  CHECK(*many.mcnemar_p() == Approx(158.0 / 4096).epsilon(1e-10));
+}
+
+TEST_CASE("split prompts and differing options are told") {
+  Pair pair;
+  pair.b.record.counts.prompts_split = 3;
+  pair.b.record.options["chunked_prefill"] = "on";
+  pair.b.record.input_sha256 = "bb";
+  const CompareReport r = pair.report();
+  CHECK(r.a.prompts_split == 0);
+  CHECK(r.b.prompts_split == 3);
+  REQUIRE(r.notes.size() == 2);
+  CHECK(r.notes[0] == "the input files of the runs differ");
+  CHECK(r.notes[1] == "option chunked_prefill: \"off\" | \"on\"");
+}
+
+TEST_CASE("an outputs file without run.json can be compared") {
+  Pair pair;
+  pair.b.results[0].timing.prefill_chunks = 2;
+  pair.report();
+  std::filesystem::rename(pair.dir / "b/outputs.jsonl", pair.dir / "other.jsonl");
+  const CompareReport r = compare_runs(pair.dir / "a", pair.dir / "other.jsonl");
+  CHECK(passes(r, 1.0));
+  CHECK(r.b.prompts_split == 1);
+  CHECK(r.b.run.is_null());
+  CHECK(has(to_text(r, 1.0), "no run.json beside it"));
+}
+
+TEST_CASE("runs that are not finished are refused") {
+  Pair pair;
+  pair.b.record.state = "running";
+  CHECK(has(error_of([&] { pair.report(); }),
+            "b/run.json: the run is not finished: expected state \"finished\", found \"running\""));
+  std::filesystem::remove(pair.dir / "b/run.json");
+  std::filesystem::rename(pair.dir / "b/outputs.jsonl", pair.dir / "b/outputs.jsonl.partial");
+  const auto compare = [&](const std::string& b) {
+    return error_of([&] { compare_runs(pair.dir / "a", b); });
+  };
+  CHECK(has(compare(pair.dir / "b"), "b: the run is not finished: found outputs.jsonl.partial"));
+  CHECK(has(compare(pair.dir / "b/outputs.jsonl.partial"), "the run is not finished"));
+  CHECK(has(compare(pair.dir / "c"), "c: expected a finished run, found no such file"));
+}
+
+TEST_CASE("torn and foreign lines are named") {
+  Pair pair;
+  pair.report();
+  const std::string good = read_file(pair.dir / "b/outputs.jsonl");
+  const auto with = [&](const std::string& text) {
+    std::ofstream(pair.dir / "b/outputs.jsonl") << text;
+    return error_of([&] { compare_runs(pair.dir / "a", pair.dir / "b"); });
+  };
+  CHECK(has(with(good.substr(0, good.size() - 1)), "b/outputs.jsonl:4: a torn line"));
+  CHECK(has(with(good.substr(0, good.size() - 30) + "\n"), "b/outputs.jsonl:4: not valid JSON"));
+  CHECK(has(with("{\"id\":1}\n"), "outputs.jsonl:1: field 'status': expected a string"));
+  CHECK(has(with("{\"id\":1,\"status\":\"ok\"}\n"), "outputs.jsonl:1: field 'token_ids'"));
+  CHECK(has(with(good + good), "b/outputs.jsonl:5: the id \"q0\" appears twice"));
+  CHECK(has(with("\n"), "outputs.jsonl:1: not valid JSON"));
+}
+
+TEST_CASE("an id of another type is another request") {
+  Pair pair;
+  pair.a.results[0].id = 7;
+  pair.b.results[0].id = "7";
+  const CompareReport r = pair.report();
+  CHECK(r.in_both == 3);
+  CHECK(r.only_a == 1);
+  CHECK(r.only_b == 1);
+}
+
+TEST_CASE("a threshold that is no share is refused") {
+  const CompareReport r;
+  CHECK_THROWS_AS(passes(r, 1.5), UsageError);
+  CHECK_THROWS_AS(passes(r, -0.1), UsageError);
+  CHECK_THROWS_AS(passes(r, std::numeric_limits<double>::quiet_NaN()), UsageError);
+}
+
+}  // namespace
+}  // namespace mla

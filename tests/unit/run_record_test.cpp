@@ -1,0 +1,140 @@
+#include "lib/batch/run_record.h"
+
+#include <cmath>
+#include <limits>
+
+#include "lib/base/error.h"
+#include "tests/support/catch.h"
+
+namespace mla {
+namespace {
+
+using namespace Catch;  // Approx is in it from version 3 on
+
+const std::vector<double> kValues = {12.5, 3.25,  99.0, 7.125, 7.125, 0.5,
+                                     41.0, 18.75, 63.5, 2.0,   88.25};
+
+// Expected values: numpy 2, mean, std, percentile.
+TEST_CASE("a distribution gives numpy's figures") {
+  Distribution d;
+  for (const double x : kValues) d.add(x);
+  CHECK(d.count() == 11);
+  CHECK(d.mean() == Approx(31.181818181818183).epsilon(1e-14));
+  CHECK(d.std_dev() == Approx(34.681807011793744).epsilon(1e-14));
+  CHECK(d.max() == 99.0);
+  CHECK(d.percentile(0) == 0.5);
+  CHECK(d.percentile(50) == 12.5);
+  CHECK(d.percentile(90) == 88.25);
+  CHECK(d.percentile(95) == Approx(93.625).epsilon(1e-14));
+  CHECK(d.percentile(99) == Approx(97.925).epsilon(1e-14));
+  CHECK(d.percentile(100) == 99.0);
+  d.add(1000);  // after the values were sorted
+  CHECK(d.percentile(100) == 1000);
+}
+
+TEST_CASE("percentiles of two values lie between them") {
+  CHECK(percentile({1.0, 2.0}, 50) == Approx(1.5));
+  CHECK(percentile({1.0, 2.0}, 90) == Approx(1.9));
+  CHECK(percentile({1.0, 2.0}, 99) == Approx(1.99));
+  CHECK(percentile({4.0}, 99) == 4.0);
+}
+
+TEST_CASE("beyond its bound a distribution stays within one percent") {
+  Distribution d(100);
+  for (int64_t i = 0; i < 1000; ++i) d.add(static_cast<double>(i * i * 7919 % 10007) / 8);
+  CHECK(d.count() == 1000);
+  CHECK(d.mean() == Approx(591.808125).epsilon(1e-12));
+  CHECK(d.std_dev() == Approx(354.5258961533831).epsilon(1e-12));
+  CHECK(d.percentile(50) == Approx(592.375).epsilon(0.01));
+  CHECK(d.percentile(90) == Approx(1101.8625).epsilon(0.01));
+  CHECK(d.percentile(95) == Approx(1176.0875).epsilon(0.01));
+  CHECK(d.percentile(99) == Approx(1230.4225).epsilon(0.01));
+  CHECK(d.percentile(0) == 0);
+  CHECK(d.percentile(100) <= d.max());
+}
+
+TEST_CASE("an empty distribution is zero and NaN is refused") {
+  Distribution d;
+  CHECK(d.percentile(99) == 0);
+  CHECK(d.mean() == 0);
+  CHECK(d.std_dev() == 0);
+  CHECK_THROWS_AS(d.add(std::numeric_limits<double>::quiet_NaN()), Error);
+}
+
+Result request(int32_t prompt_tokens, const std::vector<double>& token_times) {
+  Result r;
+  r.id = 1;
+  r.prompt_tokens = prompt_tokens;
+  r.timing.arrive(10);
+  r.timing.schedule(12);
+  for (const double t : token_times) {
+    r.timing.token(t);
+    r.token_ids.push_back(0);
+  }
+  return r;
+}
+
+TEST_CASE("the summary has the names and meanings of the vLLM benches") {
+  SummaryBuilder builder;
+  builder.add(request(100, {20, 22, 26, 36}));  // ttft 10, tpot 16/3, itl 2 4 10, e2e 26
+  builder.add(request(50, {40}));               // ttft 30, e2e 30
+  const OrderedJson s = builder.summary(2.0);
+  CHECK(s["elapsed_time"] == 2.0);
+  CHECK(s["num_requests"] == 2);
+  CHECK(s["total_num_tokens"] == 155);
+  CHECK(s["requests_per_second"] == 1.0);
+  CHECK(s["tokens_per_second"] == 77.5);
+  CHECK(s["request_throughput"] == 1.0);
+  CHECK(s["output_throughput"] == 2.5);
+  CHECK(s["total_token_throughput"] == 77.5);
+  CHECK(s["mean_ttft_ms"] == 20.0);
+  CHECK(s["median_ttft_ms"] == 20.0);
+  CHECK(s["std_ttft_ms"] == 10.0);
+  CHECK(s["p90_ttft_ms"].get<double>() == Approx(28.0));
+  CHECK(s["mean_tpot_ms"].get<double>() == Approx(16.0 / 3));  // of requests with two tokens
+  CHECK(s["median_itl_ms"] == 4.0);                            // of all tokens together
+  CHECK(s["p95_itl_ms"].get<double>() == Approx(9.4));
+  CHECK(s["p99_e2el_ms"].get<double>() == Approx(29.96));
+}
+
+TEST_CASE("a summary without requests or time has no NaN") {
+  const OrderedJson s = SummaryBuilder().summary(0);
+  for (const auto& [name, value] : s.items()) {
+    INFO(name);
+    CHECK(std::isfinite(value.get<double>()));
+  }
+}
+
+TEST_CASE("run.json is running first and then replaced") {
+  test::TempDir dir;
+  RunRecord record;
+  record.version = "0.1.0";
+  record.options["chunked_prefill"] = "on";
+  record.input_path = "prompts.jsonl";
+  write_run_record(dir.path(), record);
+  Json j = parse_json(read_file(dir / "run.json"), "run.json");
+  CHECK(j["state"] == "running");
+  CHECK(j["input"]["sha256"].is_null());
+  CHECK(j["load_time"].is_null());
+  CHECK(j["summary"].is_null());
+  CHECK_FALSE(j.contains("error"));
+
+  record.state = "finished";
+  record.input_sha256 = "ab";
+  record.counts.ok = 3;
+  record.counts.prompts_split = 2;
+  record.load_time_s = 1.5;
+  record.summary = SummaryBuilder().summary(1);
+  write_run_record(dir.path(), record);
+  j = parse_json(read_file(dir / "run.json"), "run.json");
+  CHECK(j["state"] == "finished");
+  CHECK(j["options"]["chunked_prefill"] == "on");
+  CHECK(j["input"]["sha256"] == "ab");
+  CHECK(j["counts"]["ok"] == 3);
+  CHECK(j["counts"]["prompts_split"] == 2);
+  CHECK(j["load_time"] == 1.5);
+  CHECK(j["summary"]["num_requests"] == 0);
+}
+
+}  // namespace
+}  // namespace mla
