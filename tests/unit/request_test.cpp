@@ -383,6 +383,8 @@ TEST_CASE("a line over the limit is bad and the next one is read") {
   const std::string full = R"({"prompt":")" + std::string(10000 - frame.size(), 'x') + "\"}";
   CHECK(std::holds_alternative<Request>(read_all(full + "\n", o)[0]));
   CHECK(std::holds_alternative<BadLine>(read_all(full + " \n", o)[0]));
+  // A long line that begins with blanks is no blank line.
+  CHECK(read_all(std::string(20000, ' ') + frame, o).size() == 1);
 }
 
 TEST_CASE("unknown fields are counted once a name") {
