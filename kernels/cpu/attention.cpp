@@ -261,7 +261,9 @@ void decode_row(const MlaDecodeParams& p, int32_t d, int32_t h_begin, int32_t h_
   }
   for (int32_t h = 0; h < heads; ++h) {
     T* to = static_cast<T*>(p.o_lat) + (int64_t{d} * p.N + h_begin + h) * p.L;
-    for (int32_t l = 0; l < p.L; ++l) to[l] = from_f32<T>(out[h * p.L + l] / sum[h]);
+    // A row without keys, as padding has: its output is 0, not 0/0.
+    const float divisor = row.key_len > 0 ? sum[h] : 1.0f;
+    for (int32_t l = 0; l < p.L; ++l) to[l] = from_f32<T>(out[h * p.L + l] / divisor);
   }
 }
 

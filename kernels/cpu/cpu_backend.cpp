@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
 #include "kernels/cpu/cpu_backend_impl.h"
@@ -42,6 +43,7 @@ CpuBackend<T>::~CpuBackend() {
 template <class T>
 void* CpuBackend<T>::allocate(size_t bytes, const std::string& what) {
   const size_t total = bytes + kHeader;
+  if (total < bytes) fail("{}: {} bytes could not be allocated: they do not fit an address", what, bytes);
   void* block = mmap(nullptr, total, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (block == MAP_FAILED) fail("{}: {} bytes could not be allocated: {}", what, bytes, strerror(errno));

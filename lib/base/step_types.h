@@ -26,7 +26,7 @@ struct PrefillSpan {
 // One row that attends by the absorbed path: a generated token.
 struct DecodeRow {
   int32_t row;          // of the step
-  int32_t key_len;      // its position + 1: itself is its last key
+  int32_t key_len;      // its position + 1: itself is its last key; 0 for padding, whose output is 0
   int32_t table_begin;  // into StepPlan::page_table
 };
 
