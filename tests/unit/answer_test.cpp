@@ -60,10 +60,10 @@ TEST_CASE("the scorer gives the values of lm-evaluation-harness") {
   for (const Json& v : vectors) {
     const std::string text = v["response"];
     INFO(text);
-    CHECK(extract_strict(text) == v["strict"]);
-    CHECK(extract_flexible(text) == v["flexible"]);
-    CHECK(normalize_answer(extract_strict(text)) == v["strict_norm"]);
-    CHECK(normalize_answer(extract_flexible(text)) == v["flexible_norm"]);
+    CHECK(extract_strict(text) == v["strict"].get<std::string>());
+    CHECK(extract_flexible(text) == v["flexible"].get<std::string>());
+    CHECK(normalize_answer(extract_strict(text)) == v["strict_norm"].get<std::string>());
+    CHECK(normalize_answer(extract_flexible(text)) == v["flexible_norm"].get<std::string>());
   }
 }
 
