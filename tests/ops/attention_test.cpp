@@ -150,8 +150,11 @@ std::vector<double> reference_kv(const BackendCase& c, const Dims& d, const Toke
   return kv;
 }
 
-void reference_row(const Dims& d, const Tokens& tokens, const std::vector<double>& kv, int32_t keys,
-                   float scale, std::vector<double>& out) {
+// `p_of` is what a probability is multiplied with V as; the row sum is of those that are not
+// rounded.
+void reference_row(
+    const Dims& d, const Tokens& tokens, const std::vector<double>& kv, int32_t keys, float scale,
+    std::vector<double>& out, double (*p_of)(double) = [](double p) { return p; }) {
   for (int32_t h = 0; h < d.N; ++h) {
     const float* q = tokens.q.data() + (int64_t{keys - 1} * d.N + h) * d.D();
     std::vector<double> p;
@@ -169,7 +172,7 @@ void reference_row(const Dims& d, const Tokens& tokens, const std::vector<double
     for (int32_t k = 0; k < keys; ++k) {
       const double weight = std::exp(p[at(k)] - max);
       const double* value = kv.data() + (int64_t{k} * d.N + h) * (d.P + d.V) + d.P;
-      for (int32_t v = 0; v < d.V; ++v) o[at(v)] += weight * value[v];
+      for (int32_t v = 0; v < d.V; ++v) o[at(v)] += p_of(weight) * value[v];
       sum += weight;
     }
     for (const double x : o) out.push_back(x / sum);
@@ -276,6 +279,21 @@ TEST_CASE("Prefill bits of a prompt are the same whole and in chunks of any size
         CHECK(same_bits(out, whole));
       }
     }
+}
+
+// Within one tile every rounding point can be followed: the output is the rounded reference.
+TEST_CASE("Prefill multiplies rounded probabilities and divides by the sum of unrounded ones") {
+  const BackendCase c = backend_cases()[0];
+  for (const Dims& d : {kEven, kOdd}) {
+    const std::vector<Tokens> tokens = {make_tokens(c, d, kKeyTile, 31)};
+    const std::vector<double> kv = reference_kv(c, d, tokens[0], make_kv_b(c, d));
+    std::vector<double> want;
+    for (int32_t keys = 1; keys <= kKeyTile; ++keys)
+      reference_row(d, tokens[0], kv, keys, 0.3f, want,
+                    [](double p) { return double{to_f32(to_bf16(static_cast<float>(p)))}; });
+    Device dev(c);
+    check_rounded_once(c, run_prefill(c, dev, d, tokens, {{0, kKeyTile}}, kKeyTile, 0.3f), want);
+  }
 }
 
 // Scores that grow by tiles rescale the running output; those that fall leave it.
