@@ -445,6 +445,46 @@ TEST_CASE("Decode of a ragged batch is attention over the cache around pages and
     }
 }
 
+// Within one split: q_lat, P, O_lat and O are rounded, the sum of P is not of rounded ones.
+TEST_CASE("Decode rounds its four values once each and sums unrounded probabilities") {
+  const BackendCase c = backend_cases()[0];
+  const Dims& d = kOdd;
+  const Floats kv_b = make_kv_b(c, d);
+  const auto round = [&](double x) { return double{c.round(static_cast<float>(x))}; };
+  std::vector<Tokens> tokens;
+  std::vector<int32_t> key_lens;
+  std::vector<double> want;
+  for (int32_t keys = 1; keys <= 100; ++keys) {
+    key_lens.push_back(keys);
+    tokens.push_back(make_tokens(c, d, keys, static_cast<uint32_t>(400 + keys)));
+    for (int32_t h = 0; h < d.N; ++h) {
+      const float* q = tokens.back().q.data() + (int64_t{keys - 1} * d.N + h) * d.D();
+      const float* w = kv_b.data() + int64_t{h} * (d.P + d.V) * d.L;
+      std::vector<double> full(at(d.row()), 0.0), p, o(at(d.L), 0.0);  // full: q_lat, then q_pe
+      for (int32_t l = 0; l < d.L; ++l) {
+        for (int32_t i = 0; i < d.P; ++i) full[at(l)] += double{q[i]} * double{w[i * d.L + l]};
+        full[at(l)] = round(full[at(l)]);
+      }
+      std::copy_n(q + d.P, d.R, full.begin() + d.L);
+      const std::vector<double> scores =
+          product(tokens.back().cache, Floats(full.begin(), full.end()).data(), 1, d.row());
+      const double max = *std::max_element(scores.begin(), scores.end());
+      double sum = 0.0;
+      for (int32_t k = 0; k < keys; ++k) {
+        const double weight = std::exp((scores[at(k)] - max) * double{0.3f});
+        sum += weight;
+        for (int32_t l = 0; l < d.L; ++l)
+          o[at(l)] += round(weight) * double{tokens.back().cache[at(k * d.row() + l)]};
+      }
+      for (double& x : o) x = round(x / sum);
+      const std::vector<double> out = product(Floats(o.begin(), o.end()), w + d.P * d.L, d.V, d.L);
+      want.insert(want.end(), out.begin(), out.end());
+    }
+  }
+  Device dev(c);
+  check_rounded_once(c, run_decode(c, dev, d, tokens, key_lens, 0, 100, 0.3f), want, 0.02);
+}
+
 TEST_CASE("Decode bits of a row depend neither on the batch nor on the threads") {
   for (const BackendCase& c : backend_cases()) {
     const std::vector<Tokens> tokens = decode_tokens(c, kOdd);
