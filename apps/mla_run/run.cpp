@@ -72,6 +72,7 @@ struct Loaded {
   std::string fingerprint;
   TextFiles text;
   std::vector<MemoryPlan> plans;  // one a mode
+  std::optional<Checkpoint> checkpoint;  // until the weights are loaded
   std::unique_ptr<Backend> backend;
   ModelWeights weights;
   std::unique_ptr<Model> model;
@@ -92,40 +93,43 @@ StepLimits largest(const std::vector<MemoryPlan>& plans) {
   return limits;
 }
 
-std::unique_ptr<Loaded> load(const RunFlags& flags) {
-  const auto start = Clock::now();
+// All that can be refused is refused here, before weights are loaded or an output is opened.
+std::unique_ptr<Loaded> prepare(const RunFlags& flags) {
   auto loaded = std::make_unique<Loaded>();
   loaded->config = load_config(flags.engine.model);
   loaded->dtype = flags.engine.run_dtype(loaded->config);
   loaded->backend = make_cpu_backend(loaded->dtype, flags.engine.run_threads());
-  Checkpoint checkpoint = Checkpoint::open(flags.engine.model);
+  Checkpoint& checkpoint = loaded->checkpoint.emplace(Checkpoint::open(flags.engine.model));
   checkpoint.check(tensor_specs(loaded->config));
   loaded->fingerprint = checkpoint.fingerprint();
   loaded->warnings = loaded->config.warnings;
   loaded->warnings.insert(loaded->warnings.end(), checkpoint.warnings().begin(), checkpoint.warnings().end());
   print_warnings(loaded->warnings);
-  loaded->text = load_text_files(flags.engine.model);
-
   const size_t bytes = weight_bytes(loaded->config, *loaded->backend, widest_dtype(checkpoint, loaded->config));
-  for (const bool chunked : flags.engine.modes()) {
+  for (const bool chunked : flags.engine.modes())
     loaded->plans.push_back(make_memory_plan(loaded->config,
                                              flags.engine.engine_options(chunked, loaded->dtype), bytes));
-    if (!flags.quiet) fmt::print(stderr, "{}", to_text(loaded->plans.back()));
-  }
-  auto printed = Clock::now();
-  loaded->weights = load_weights(loaded->config, *loaded->backend, tensor_source(checkpoint),
-                                 [&](uint64_t done) {
-                                   if (flags.quiet || seconds_since(printed) < 5.0) return;
-                                   printed = Clock::now();
-                                   fmt::print(stderr, "loading: {} of {} bytes\n", done,
-                                              checkpoint.total_bytes());
-                                 });
-  loaded->model = std::make_unique<Model>(loaded->config, loaded->weights, *loaded->backend,
-                                          largest(loaded->plans));
-  loaded->load_seconds = seconds_since(start);
-  if (!flags.quiet)
-    fmt::print(stderr, "loaded {} bytes in {:.2f} s\n", checkpoint.total_bytes(), loaded->load_seconds);
   return loaded;
+}
+
+void load(const RunFlags& flags, Loaded& loaded) {
+  const auto start = Clock::now();
+  if (!flags.quiet)
+    for (const MemoryPlan& plan : loaded.plans) fmt::print(stderr, "{}", to_text(plan));
+  loaded.text = load_text_files(flags.engine.model);
+  const uint64_t bytes = loaded.checkpoint->total_bytes();
+  auto printed = Clock::now();
+  loaded.weights = load_weights(loaded.config, *loaded.backend, tensor_source(*loaded.checkpoint),
+                                [&](uint64_t done) {
+                                  if (flags.quiet || seconds_since(printed) < 5.0) return;
+                                  printed = Clock::now();
+                                  fmt::print(stderr, "loading: {} of {} bytes\n", done, bytes);
+                                });
+  loaded.checkpoint.reset();
+  loaded.model = std::make_unique<Model>(loaded.config, loaded.weights, *loaded.backend,
+                                         largest(loaded.plans));
+  loaded.load_seconds = seconds_since(start);
+  if (!flags.quiet) fmt::print(stderr, "loaded {} bytes in {:.2f} s\n", bytes, loaded.load_seconds);
 }
 
 OrderedJson options_json(const RunFlags& flags, const Loaded& loaded, const MemoryPlan& plan) {
@@ -252,6 +256,7 @@ int run(const RunFlags& flags) {
   if (!(flags.min_match >= 0 && flags.min_match <= 1))
     usage_fail("--min-match: expected a number in [0, 1], found {}", flags.min_match);
   Input input(flags.prompts, both);
+  const std::unique_ptr<Loaded> loaded = prepare(flags);
 
   std::vector<std::string> dirs;
   for (const bool chunked : flags.engine.modes())
@@ -262,7 +267,7 @@ int run(const RunFlags& flags) {
                           ? OutputWriter::to_descriptor(STDOUT_FILENO, "standard output")
                           : OutputWriter({.dir = dir, .input_path = flags.prompts, .overwrite = flags.overwrite}));
 
-  const std::unique_ptr<Loaded> loaded = load(flags);
+  load(flags, *loaded);
   bool all_answered = true;
   for (size_t i = 0; i < dirs.size(); ++i)
     all_answered &= run_mode(flags, *loaded, loaded->plans[i], input.open(), std::move(writers[i]), dirs[i]);
