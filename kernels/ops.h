@@ -1,9 +1,10 @@
 // The op interface: everything the model asks of a device. Few ops, coarse enough to be fused.
 //
-// Symbols: T rows of the call, H hidden, N heads, P nope dim, R rope dim, V value dim, L latent dim,
-// E routed experts, S shared experts, K routed experts a token, I expert width, W workspace rows.
-// `run dtype` is the element type of activations and cache, bfloat16 or float32. Pointers are device
-// pointers of the backend, row-major, and rows are contiguous unless a stride (in elements) is given.
+// Symbols: T rows of the call, H hidden, N heads, P nope dim, R rope dim, V value dim, L latent
+// dim, E routed experts, S shared experts, K routed experts a token, I expert width, W workspace
+// rows. `run dtype` is the element type of activations and cache, bfloat16 or float32. Pointers are
+// device pointers of the backend, row-major, and rows are contiguous unless a stride (in elements)
+// is given.
 //
 // Every op computes each row by itself: the bits of a row's result do not depend on T, on the other
 // rows, on how a step is cut into passes, nor on the number of threads. Sums over K run in order
@@ -23,9 +24,9 @@ namespace mla {
 
 // How a weight is used. A backend lays it out as it likes (panels, interleaved rows, copies).
 enum class MatrixKind : uint8_t {
-  linear,     // y = x·Wᵀ
-  gate_up,    // rows [0, rows/2) gate, [rows/2, rows) up; the op computes SiLU(x·gateᵀ)·(x·upᵀ)
-  kv_b,       // [N·(P+V), L], per head k_nope rows first; read by rows and, absorbed, by heads
+  linear,   // y = x·Wᵀ
+  gate_up,  // rows [0, rows/2) gate, [rows/2, rows) up; the op computes SiLU(x·gateᵀ)·(x·upᵀ)
+  kv_b,     // [N·(P+V), L], per head k_nope rows first; read by rows and, absorbed, by heads
   embedding,  // rows are looked up
 };
 
@@ -60,47 +61,47 @@ struct EmbedParams {
 
 // residual += delta (fp32, one rounding); out = RMSNorm(residual)·weight.
 struct AddNormParams {
-  void* residual;        // [T, H], updated in place; with `rows` it is only read
-  const float* delta;    // [T, H] fp32, or null: nothing is added
-  const float* weight;   // [H]
-  const int32_t* rows;   // [T] or null: row t reads residual and delta row rows[t]
-  void* out;             // [T, H]
+  void* residual;       // [T, H], updated in place; with `rows` it is only read
+  const float* delta;   // [T, H] fp32, or null: nothing is added
+  const float* weight;  // [H]
+  const int32_t* rows;  // [T] or null: row t reads residual and delta row rows[t]
+  void* out;            // [T, H]
   int64_t T, H;
   float eps;
 };
 
 // out = RMSNorm(x)·weight
 struct NormParams {
-  const void* x;         // [T, dim], rows x_stride apart
+  const void* x;  // [T, dim], rows x_stride apart
   int64_t x_stride;
-  const float* weight;   // [dim]
-  void* out;             // [T, dim]
+  const float* weight;  // [dim]
+  void* out;            // [T, dim]
   int64_t T, dim;
   float eps;
 };
 
 // out = x·Wᵀ
 struct LinearParams {
-  const void* x;         // [T, cols]
-  Matrix w;              // [rows, cols]
-  void* out;             // [T, rows], run dtype, or float when out_f32
+  const void* x;  // [T, cols]
+  Matrix w;       // [rows, cols]
+  void* out;      // [T, rows], run dtype, or float when out_f32
   bool out_f32;
   int64_t T;
 };
 
 // out = SiLU(x·gateᵀ)·(x·upᵀ); gate and up stay fp32 until the one rounding of the product.
 struct GatedLinearParams {
-  const void* x;         // [T, cols]
-  Matrix w;              // gate_up [2·I, cols]
-  void* out;             // [T, I]
+  const void* x;  // [T, cols]
+  Matrix w;       // gate_up [2·I, cols]
+  void* out;      // [T, I]
   int64_t T;
 };
 
 // Rotates q_pe in place and writes the cache rows: RMSNorm(latent)·weight, then rotated k_pe.
 struct RopeCacheParams {
-  void* q;                   // [T, N·(P+R)], rows q_stride apart
+  void* q;  // [T, N·(P+R)], rows q_stride apart
   int64_t q_stride;
-  const void* kv_a;          // [T, L+R], rows kv_stride apart: latent, k_pe
+  const void* kv_a;  // [T, L+R], rows kv_stride apart: latent, k_pe
   int64_t kv_stride;
   const float* norm_weight;  // [L]
   const float* rope_table;   // [max_model_len, R]: cos of the R/2 pairs (2i, 2i+1), then sin
@@ -114,13 +115,13 @@ struct RopeCacheParams {
 
 // K_nope|V of the cached rows of one pass: workspace row w = latent(row)·kv_bᵀ.
 struct KvUpParams {
-  const void* cache;            // [slots, L+R]
+  const void* cache;  // [slots, L+R]
   const int32_t* page_table;
   const PrefillSpan* prefill;
-  const KeySpan* spans;         // [num_spans] of the pass
+  const KeySpan* spans;  // [num_spans] of the pass
   int32_t num_spans;
-  Matrix kv_b;                  // [N·(P+V), L]
-  void* workspace;              // [W, N·(P+V)]
+  Matrix kv_b;      // [N·(P+V), L]
+  void* workspace;  // [W, N·(P+V)]
   int32_t L, R;
 };
 
@@ -128,46 +129,46 @@ struct KvUpParams {
 // absolute positions. A request whose keys span several passes carries its state in fp32; the pass
 // that holds position 0 starts it, the one that holds the last key normalises and writes `out`.
 struct MlaPrefillParams {
-  const void* q;                // [T, N·(P+R)], rows q_stride apart
+  const void* q;  // [T, N·(P+R)], rows q_stride apart
   int64_t q_stride;
-  const void* workspace;        // [W, N·(P+V)]
-  const void* cache;            // [slots, L+R], for k_pe
+  const void* workspace;  // [W, N·(P+V)]
+  const void* cache;      // [slots, L+R], for k_pe
   const int32_t* page_table;
   const PrefillSpan* prefill;
-  const KeySpan* spans;         // [num_spans] of the pass
+  const KeySpan* spans;  // [num_spans] of the pass
   int32_t num_spans;
-  float* state_max;             // [T, N] row max of scaled scores
-  float* state_sum;             // [T, N] row sum
-  float* state_out;             // [T, N, V] unnormalised
-  void* out;                    // [T, N·V]
+  float* state_max;  // [T, N] row max of scaled scores
+  float* state_sum;  // [T, N] row sum
+  float* state_out;  // [T, N, V] unnormalised
+  void* out;         // [T, N·V]
   int32_t N, P, R, L, V;
-  float scale;                  // softmax scale, m² included; natural log base
+  float scale;  // softmax scale, m² included; natural log base
 };
 
 // Absorbed attention of generated rows, keys in splits of kDecodeSplit at absolute positions, each
 // starting fresh, combined as a left fold in order.
 struct MlaDecodeParams {
-  const void* q;                // [T, N·(P+R)], rows q_stride apart
+  const void* q;  // [T, N·(P+R)], rows q_stride apart
   int64_t q_stride;
-  const void* cache;            // [slots, L+R]
+  const void* cache;  // [slots, L+R]
   const int32_t* page_table;
-  const DecodeRow* rows;        // [D]
+  const DecodeRow* rows;  // [D]
   int32_t D;
   Matrix kv_b;
-  void* q_lat;                  // [D, N, L] scratch, run dtype: rounded here
-  void* o_lat;                  // [D, N, L] scratch, run dtype: rounded here
-  void* out;                    // [T, N·V], rows as q
+  void* q_lat;  // [D, N, L] scratch, run dtype: rounded here
+  void* o_lat;  // [D, N, L] scratch, run dtype: rounded here
+  void* out;    // [T, N·V], rows as q
   int32_t N, P, R, L, V;
   float scale;
 };
 
 // Router: fp32 logits, softmax, top-K; ties to the lower index; distinct ids even for NaN.
 struct RouterParams {
-  const void* x;                // [T, H]
-  Matrix gate;                  // [E, H]
-  float* logits;                // [T, E] scratch
-  int32_t* ids;                 // [T, K] in order of rank
-  float* weights;               // [T, K] softmax score × scaling_factor
+  const void* x;   // [T, H]
+  Matrix gate;     // [E, H]
+  float* logits;   // [T, E] scratch
+  int32_t* ids;    // [T, K] in order of rank
+  float* weights;  // [T, K] softmax score × scaling_factor
   int64_t T;
   int32_t E, K;
   int32_t groups, kept_groups;  // group_limited_greedy; groups = 1: plain greedy
@@ -177,21 +178,22 @@ struct RouterParams {
 // Expert outputs by slot: slot k < K is routed expert ids[t, k], slot K + s is shared expert s
 // (matrix E + s). Shared experts are S experts of width I, summed in order.
 struct ExpertsParams {
-  const void* x;                // [T, H]
-  const int32_t* ids;           // [T, K]
-  Matrix gate_up;               // experts = E + S of [2·I, H]
-  Matrix down;                  // experts = E + S of [H, I]
-  void* inner;                  // [T·(K+S), I] scratch, run dtype: rounded here
-  void* out;                    // [T, K+S, H]
+  const void* x;       // [T, H]
+  const int32_t* ids;  // [T, K]
+  Matrix gate_up;      // experts = E + S of [2·I, H]
+  Matrix down;         // experts = E + S of [H, I]
+  void* inner;         // [T·(K+S), I] scratch, run dtype: rounded here
+  void* out;           // [T, K+S, H]
   int64_t T;
   int32_t E, K, S;
 };
 
-// residual = (sum over routed slots of weight·out, in order of rank, + shared) + residual, one rounding.
+// residual = (sum over routed slots of weight·out, in order of rank, + shared) + residual, one
+// rounding.
 struct CombineParams {
-  const void* expert_out;       // [T, K+S, H]
-  const float* weights;         // [T, K]
-  void* residual;               // [T, H]
+  const void* expert_out;  // [T, K+S, H]
+  const float* weights;    // [T, K]
+  void* residual;          // [T, H]
   int64_t T, H;
   int32_t K, S;
 };
@@ -199,27 +201,27 @@ struct CombineParams {
 // How one row is sampled. temperature 0 is greedy.
 struct SampleSpec {
   float temperature = 0.0f;
-  float top_p = 1.0f;           // (0, 1]
-  int32_t top_k = 0;            // 0: all
-  uint32_t choice = 0;          // of the request (n > 1)
-  uint32_t position = 0;        // of the sampled token
+  float top_p = 1.0f;     // (0, 1]
+  int32_t top_k = 0;      // 0: all
+  uint32_t choice = 0;    // of the request (n > 1)
+  uint32_t position = 0;  // of the sampled token
   uint64_t seed = 0;
-  int32_t num_top = 0;          // top logprobs wanted, <= SampleParams::max_top
-  int32_t ban_begin = 0;        // token ids bans[ban_begin, ban_end) are not sampled
+  int32_t num_top = 0;    // top logprobs wanted, <= SampleParams::max_top
+  int32_t ban_begin = 0;  // token ids bans[ban_begin, ban_end) are not sampled
   int32_t ban_end = 0;
 };
 
-// The next token of each row: argmax, or Gumbel-max over the kept set with a counter-based generator
-// keyed by (seed, choice, position, token id). Temperature first, then top-k, then top-p; ties to the
-// lower id. Log-probabilities are log-softmax of the raw logits.
+// The next token of each row: argmax, or Gumbel-max over the kept set with a counter-based
+// generator keyed by (seed, choice, position, token id). Temperature first, then top-k, then top-p;
+// ties to the lower id. Log-probabilities are log-softmax of the raw logits.
 struct SampleParams {
-  const float* logits;          // [S, vocab]
-  const SampleSpec* specs;      // [S]
+  const float* logits;      // [S, vocab]
+  const SampleSpec* specs;  // [S]
   const int32_t* bans;
-  int32_t* tokens;              // [S]; -1 where a logit is NaN or +infinity, or all are -infinity
-  float* logprobs;              // [S] of the sampled token
-  int32_t* top_ids;             // [S, max_top], best first
-  float* top_logprobs;          // [S, max_top]
+  int32_t* tokens;      // [S]; -1 where a logit is NaN or +infinity, or all are -infinity
+  float* logprobs;      // [S] of the sampled token
+  int32_t* top_ids;     // [S, max_top], best first
+  float* top_logprobs;  // [S, max_top]
   int32_t S, vocab, max_top;
 };
 
@@ -230,7 +232,8 @@ class Backend {
   virtual std::string name() const = 0;  // "cpu", "cuda"
   virtual DType dtype() const = 0;       // the run dtype
 
-  // Memory of the device, zeroed, freed with the backend. Throws Error that names `what` and the size.
+  // Memory of the device, zeroed, freed with the backend. Throws Error that names `what` and the
+  // size.
   virtual void* allocate(size_t bytes, const std::string& what) = 0;
   virtual void upload(void* to, const void* from, size_t bytes) = 0;
   virtual void download(void* to, const void* from, size_t bytes) = 0;

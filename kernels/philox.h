@@ -1,5 +1,5 @@
-// Philox4x32-10, the counter-based generator of Salmon, Moraes, Dror and Shaw, "Parallel random numbers:
-// as easy as 1, 2, 3" (SC 2011). No state: a draw is a function of its counter and key.
+// Philox4x32-10, the counter-based generator of Salmon, Moraes, Dror and Shaw, "Parallel random
+// numbers: as easy as 1, 2, 3" (SC 2011). No state: a draw is a function of its counter and key.
 #pragma once
 
 #include <array>

@@ -25,7 +25,8 @@ TensorSource tensor_source(const Checkpoint& checkpoint) {
   return [&checkpoint](const std::string& name) {
     const TensorView view = checkpoint.tensor(name);
     const int64_t cols = view.shape.back(), rows = view.shape.size() > 1 ? view.shape.front() : 1;
-    return HostTensor{.data = view.data, .dtype = view.dtype, .rows = rows, .cols = cols, .row_stride = cols};
+    return HostTensor{
+        .data = view.data, .dtype = view.dtype, .rows = rows, .cols = cols, .row_stride = cols};
   };
 }
 
@@ -34,7 +35,8 @@ TextFiles load_text_files(const std::string& model_dir) {
   if (!std::filesystem::exists(std::filesystem::path(model_dir) / "tokenizer.json")) return files;
   files.tokenizer.emplace(Tokenizer::load(model_dir));
   files.chat_template.emplace(ChatTemplate::load(model_dir, files.tokenizer->chat_template(),
-                                                 files.tokenizer->bos_text(), files.tokenizer->eos_text()));
+                                                 files.tokenizer->bos_text(),
+                                                 files.tokenizer->eos_text()));
   return files;
 }
 

@@ -24,7 +24,7 @@ DType widest_dtype(const Checkpoint& checkpoint, const ModelConfig& config);
 TensorSource tensor_source(const Checkpoint& checkpoint);
 
 struct TextFiles {
-  std::optional<Tokenizer> tokenizer;       // absent without tokenizer.json
+  std::optional<Tokenizer> tokenizer;  // absent without tokenizer.json
   std::optional<ChatTemplate> chat_template;
 };
 TextFiles load_text_files(const std::string& model_dir);

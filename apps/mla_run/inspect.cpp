@@ -16,14 +16,17 @@ namespace mla {
 namespace {
 
 void print_model(const ModelConfig& c) {
-  fmt::print("model: {} layers ({} dense, then experts), hidden {}, {} heads of {}+{} (q, k) and {} (v), "
-             "latent {}, q_lora {}\n", c.num_layers, std::min(c.first_k_dense_replace, c.num_layers),
-             c.hidden_size, c.num_heads, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim,
-             c.kv_lora_rank, c.q_lora_rank ? std::to_string(c.q_lora_rank) : "none");
+  fmt::print(
+      "model: {} layers ({} dense, then experts), hidden {}, {} heads of {}+{} (q, k) and {} (v), "
+      "latent {}, q_lora {}\n",
+      c.num_layers, std::min(c.first_k_dense_replace, c.num_layers), c.hidden_size, c.num_heads,
+      c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim, c.kv_lora_rank,
+      c.q_lora_rank ? std::to_string(c.q_lora_rank) : "none");
   if (c.first_k_dense_replace < c.num_layers)
-    fmt::print("experts: {} routed of width {}, {} a token, {} shared; routing {}\n", c.num_experts,
-               c.moe_intermediate_size, c.num_experts_per_tok, c.num_shared_experts,
-               c.group_limited ? fmt::format("{} of {} groups", c.topk_group, c.num_groups) : "greedy");
+    fmt::print(
+        "experts: {} routed of width {}, {} a token, {} shared; routing {}\n", c.num_experts,
+        c.moe_intermediate_size, c.num_experts_per_tok, c.num_shared_experts,
+        c.group_limited ? fmt::format("{} of {} groups", c.topk_group, c.num_groups) : "greedy");
   fmt::print("vocabulary {}, positions {}, softmax scale {:.8f}{}\n", c.vocab_size,
              c.max_position_embeddings, softmax_scale(c), c.yarn ? ", YaRN" : "");
 }
@@ -43,8 +46,9 @@ int inspect_index(const std::string& dir, const ModelConfig& config) {
              total_parameters(table), report.expected_bytes);
   print_names("missing from the index", report.missing);
   print_names("in the index, not expected", report.unexpected);
-  fmt::print("total_size of the index: {} bytes, {}\n", report.total_size,
-             report.size_agrees() ? "as expected" : fmt::format("expected {}", report.expected_bytes));
+  fmt::print(
+      "total_size of the index: {} bytes, {}\n", report.total_size,
+      report.size_agrees() ? "as expected" : fmt::format("expected {}", report.expected_bytes));
   // Extra tensors are a warning of a run; what is missing or of another size is not served.
   return report.missing.empty() && report.size_agrees() ? kExitOk : kExitFatal;
 }
@@ -53,9 +57,11 @@ int inspect_files(const std::string& dir, const ModelConfig& config) {
   Checkpoint checkpoint = Checkpoint::open(dir);
   checkpoint.check(tensor_specs(config));
   print_warnings(checkpoint.warnings());
-  fmt::print("{} tensors in {} files, {} bytes, fingerprint {}: each expected tensor is there with its "
-             "shape\n", checkpoint.num_tensors(), checkpoint.shard_paths().size(),
-             checkpoint.total_bytes(), checkpoint.fingerprint());
+  fmt::print(
+      "{} tensors in {} files, {} bytes, fingerprint {}: each expected tensor is there with its "
+      "shape\n",
+      checkpoint.num_tensors(), checkpoint.shard_paths().size(), checkpoint.total_bytes(),
+      checkpoint.fingerprint());
   const TextFiles text = load_text_files(dir);
   if (!text.tokenizer) {
     fmt::print("no tokenizer.json: prompts are token ids\n");
@@ -81,7 +87,8 @@ Command add_inspect(CLI::App& app) {
     const ModelConfig config = load_config(flags->model);
     print_warnings(config.warnings);
     print_model(config);
-    return flags->index_only ? inspect_index(flags->model, config) : inspect_files(flags->model, config);
+    return flags->index_only ? inspect_index(flags->model, config)
+                             : inspect_files(flags->model, config);
   };
 }
 

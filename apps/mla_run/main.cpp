@@ -13,7 +13,8 @@ namespace {
 
 int run_program(int argc, char** argv) {
   CLI::App app{
-      "mla-run: batch generation with DeepSeek-V2-Lite, chunked prefill on or off, to the same bits.\n"
+      "mla-run: batch generation with DeepSeek-V2-Lite, chunked prefill on or off, to the same "
+      "bits.\n"
       "Usage: mla-run [run] [OPTIONS] PROMPTS.jsonl -m MODEL",
       "mla-run"};
   app.set_version_flag("--version", "mla-run " MLA_VERSION);
@@ -25,7 +26,8 @@ int run_program(int argc, char** argv) {
     commands.emplace_back(command, make(*command));
   };
   add("run", "Generate for every line of a JSONL file (the default command)", mla::add_run);
-  add("compare", "Two finished runs: tokens, log-probabilities, accuracy, timing", mla::add_compare);
+  add("compare", "Two finished runs: tokens, log-probabilities, accuracy, timing",
+      mla::add_compare);
   add("plan", "The memory plan of a run, without loading weights", mla::add_plan);
   add("inspect", "Check a checkpoint: config, index, shapes, dtypes, missing or extra tensors",
       mla::add_inspect);

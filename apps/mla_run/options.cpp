@@ -12,18 +12,21 @@ namespace mla {
 
 void EngineFlags::add_to(CLI::App& app) {
   app.add_option("-m,--model", model, "Hugging Face directory of the checkpoint")->required();
-  app.add_option("--chunked-prefill", chunked,
-                 "Cut long prompts to the token budget and mix them with decodes; both: run each mode "
-                 "and compare. Also --enable-chunked-prefill and --no-enable-chunked-prefill")
+  app.add_option(
+         "--chunked-prefill", chunked,
+         "Cut long prompts to the token budget and mix them with decodes; both: run each mode "
+         "and compare. Also --enable-chunked-prefill and --no-enable-chunked-prefill")
       ->check(CLI::IsMember({"on", "off", "both"}))
       ->capture_default_str();
-  app.add_option("--max-num-batched-tokens", max_batched_tokens,
-                 "Token budget of a step; default on: 8192, off: max(max_model_len, 16384). With both "
-                 "it is that of on");
+  app.add_option(
+      "--max-num-batched-tokens", max_batched_tokens,
+      "Token budget of a step; default on: 8192, off: max(max_model_len, 16384). With both "
+      "it is that of on");
   app.add_option("--max-num-seqs", max_seqs, "Sequences that run at once")->capture_default_str();
-  app.add_option("--max-model-len", max_model_len,
-                 "Prompt and generated tokens of a request; default: the model's, lowered to what the KV "
-                 "cache holds");
+  app.add_option(
+      "--max-model-len", max_model_len,
+      "Prompt and generated tokens of a request; default: the model's, lowered to what the KV "
+      "cache holds");
   app.add_option("--kv-cache-memory-bytes", kv_cache_bytes, "Size of the KV cache, N[KMG]")
       ->capture_default_str();
   app.add_option("--mla-workspace-tokens", workspace_tokens,
@@ -32,8 +35,9 @@ void EngineFlags::add_to(CLI::App& app) {
   app.add_option("--device", device, "Where to run; auto: cpu in this build")
       ->check(CLI::IsMember({"auto", "cuda", "cpu"}))
       ->capture_default_str();
-  app.add_option("--dtype", dtype,
-                 "auto (the checkpoint's: float32 stays, all else runs as bfloat16), bfloat16 or float32")
+  app.add_option(
+         "--dtype", dtype,
+         "auto (the checkpoint's: float32 stays, all else runs as bfloat16), bfloat16 or float32")
       ->capture_default_str();
   app.add_option("--threads", threads, "CPU threads; 0: all that the process may use")
       ->check(CLI::Range(0, 4096))
@@ -61,10 +65,11 @@ DType EngineFlags::run_dtype(const ModelConfig& config) const {
   if (dtype == "bfloat16") return DType::bf16;
   if (dtype == "float32") return DType::f32;
   if (dtype == "float16" || dtype == "half")
-    usage_fail("--dtype {}: DeepSeek-V2's activations overflow float16 (largest value 65504); use "
-               "bfloat16 or float32", dtype);
-  if (dtype != "auto")
-    usage_fail("--dtype: expected auto, bfloat16 or float32, found '{}'", dtype);
+    usage_fail(
+        "--dtype {}: DeepSeek-V2's activations overflow float16 (largest value 65504); use "
+        "bfloat16 or float32",
+        dtype);
+  if (dtype != "auto") usage_fail("--dtype: expected auto, bfloat16 or float32, found '{}'", dtype);
   return config.dtype == "float32" ? DType::f32 : DType::bf16;
 }
 
@@ -76,7 +81,8 @@ int EngineFlags::run_threads() const {
 }
 
 void EngineFlags::check_device() const {
-  if (device == "cuda") usage_fail("--device cuda: this build has no CUDA backend; use --device cpu");
+  if (device == "cuda")
+    usage_fail("--device cuda: this build has no CUDA backend; use --device cpu");
 }
 
 void SamplingFlags::add_to(CLI::App& app) {
@@ -84,13 +90,15 @@ void SamplingFlags::add_to(CLI::App& app) {
   app.add_option("--temperature", temperature, "0: greedy")->group(group)->capture_default_str();
   app.add_option("--top-p", top_p, "In (0, 1]")->group(group)->capture_default_str();
   app.add_option("--top-k", top_k, "0 or -1: off")->group(group)->capture_default_str();
-  app.add_option("--max-tokens", max_tokens, "Generated tokens at most; default 16, chat: the rest of "
-                                             "the model length")
+  app.add_option("--max-tokens", max_tokens,
+                 "Generated tokens at most; default 16, chat: the rest of "
+                 "the model length")
       ->group(group);
   app.add_option("--min-tokens", min_tokens, "No end of sequence and no stop before that many")
       ->group(group)
       ->capture_default_str();
-  app.add_option("--seed", seed, "Of the run; a request without a seed gets a hash of this and its id")
+  app.add_option("--seed", seed,
+                 "Of the run; a request without a seed gets a hash of this and its id")
       ->group(group)
       ->capture_default_str();
   app.add_option("--stop", stop, "A stop string; may be given several times")
@@ -101,15 +109,18 @@ void SamplingFlags::add_to(CLI::App& app) {
       ->group(group)
       ->delimiter(',');
   app.add_flag("--ignore-eos", ignore_eos, "Go on after the end of sequence")->group(group);
-  app.add_option("--logprobs", logprobs, "Log-probabilities of the k best tokens, 0 to 20")->group(group);
+  app.add_option("--logprobs", logprobs, "Log-probabilities of the k best tokens, 0 to 20")
+      ->group(group);
 }
 
 SamplingParams SamplingFlags::params() const {
   if (!(temperature >= 0) || std::isinf(temperature))
     usage_fail("--temperature: expected a finite number of at least 0, found {}", temperature);
-  if (!(top_p > 0 && top_p <= 1)) usage_fail("--top-p: expected a number in (0, 1], found {}", top_p);
+  if (!(top_p > 0 && top_p <= 1))
+    usage_fail("--top-p: expected a number in (0, 1], found {}", top_p);
   if (top_k < -1) usage_fail("--top-k: expected at least -1, found {}", top_k);
-  if (max_tokens && *max_tokens < 1) usage_fail("--max-tokens: expected at least 1, found {}", *max_tokens);
+  if (max_tokens && *max_tokens < 1)
+    usage_fail("--max-tokens: expected at least 1, found {}", *max_tokens);
   if (min_tokens < 0) usage_fail("--min-tokens: expected at least 0, found {}", min_tokens);
   if (logprobs && (*logprobs < 0 || *logprobs > kMaxLogprobs))
     usage_fail("--logprobs: expected 0 to {}, found {}", kMaxLogprobs, *logprobs);
@@ -142,11 +153,16 @@ uint64_t parse_size(const std::string& text, const char* option) {
   }
   const std::string unit = text.substr(end);
   int shift = 0;
-  if (unit == "K" || unit == "KiB" || unit == "k") shift = 10;
-  else if (unit == "M" || unit == "MiB") shift = 20;
-  else if (unit == "G" || unit == "GiB") shift = 30;
-  else if (unit == "T" || unit == "TiB") shift = 40;
-  else if (!unit.empty() && unit != "B") wrong();
+  if (unit == "K" || unit == "KiB" || unit == "k")
+    shift = 10;
+  else if (unit == "M" || unit == "MiB")
+    shift = 20;
+  else if (unit == "G" || unit == "GiB")
+    shift = 30;
+  else if (unit == "T" || unit == "TiB")
+    shift = 40;
+  else if (!unit.empty() && unit != "B")
+    wrong();
   if (number > (UINT64_MAX >> shift)) wrong();
   return static_cast<uint64_t>(number) << shift;
 }
@@ -158,7 +174,8 @@ std::vector<std::string> normalize_arguments(std::vector<std::string> arguments)
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string& word = arguments[i];
     if (word == "--") {
-      result.insert(result.end(), arguments.begin() + static_cast<std::ptrdiff_t>(i), arguments.end());
+      result.insert(result.end(), arguments.begin() + static_cast<std::ptrdiff_t>(i),
+                    arguments.end());
       break;
     }
     if (word == "--enable-chunked-prefill") {

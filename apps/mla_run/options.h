@@ -34,7 +34,8 @@ struct EngineFlags {
   std::vector<bool> modes() const;
   // Of one mode. With both, --max-num-batched-tokens is for on, and off keeps its default.
   EngineOptions engine_options(bool chunked_mode, DType run_dtype) const;
-  // --dtype, with auto resolved by the checkpoint's dtype. Throws UsageError: float16 with the reason.
+  // --dtype, with auto resolved by the checkpoint's dtype. Throws UsageError: float16 with the
+  // reason.
   DType run_dtype(const ModelConfig& config) const;
   int run_threads() const;
   // Throws UsageError where the device is not there.
@@ -59,8 +60,8 @@ struct SamplingFlags {
 // "4096", "4G", "512MiB": bytes, K = 1024. Throws UsageError that names the option.
 uint64_t parse_size(const std::string& text, const char* option);
 
-// `--chunked-prefill` takes the next word only if it is on, off or both; `--[no-]enable-chunked-prefill`
-// are the same option; without a subcommand it is `run`.
+// `--chunked-prefill` takes the next word only if it is on, off or both;
+// `--[no-]enable-chunked-prefill` are the same option; without a subcommand it is `run`.
 std::vector<std::string> normalize_arguments(std::vector<std::string> arguments);
 
 }  // namespace mla

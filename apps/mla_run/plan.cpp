@@ -34,7 +34,8 @@ Command add_plan(CLI::App& app) {
     bool fits = true;
     OrderedJson list = OrderedJson::array();
     for (const bool chunked : flags->engine.modes()) {
-      const MemoryPlan plan = make_memory_plan(config, flags->engine.engine_options(chunked, dtype), weights);
+      const MemoryPlan plan =
+          make_memory_plan(config, flags->engine.engine_options(chunked, dtype), weights);
       list.push_back(to_json(plan));
       list.back()["chunked_prefill"] = chunked ? "on" : "off";
       if (!flags->json) fmt::print("{}", to_text(plan));
@@ -44,7 +45,8 @@ Command add_plan(CLI::App& app) {
       fits &= this_fits;
       list.back()["fits"] = this_fits;
       if (!flags->json)
-        fmt::print("  {} of {} bytes: {}\n", plan.total(), device, this_fits ? "fits" : "does not fit");
+        fmt::print("  {} of {} bytes: {}\n", plan.total(), device,
+                   this_fits ? "fits" : "does not fit");
     }
     if (flags->json) fmt::print("{}\n", list.dump(2));
     return fits ? kExitOk : kExitFatal;

@@ -52,8 +52,10 @@ class Progress {
   void print() const {
     if (quiet_) return;
     const double seconds = std::max(seconds_since(start_), 1e-9);
-    fmt::print(stderr, "{}: {} of {} requests read, {} failed; {:.0f} prefill tokens/s, {:.1f} decode "
-               "tokens/s\n", label_, last_.done, last_.read, last_.failed,
+    fmt::print(stderr,
+               "{}: {} of {} requests read, {} failed; {:.0f} prefill tokens/s, {:.1f} decode "
+               "tokens/s\n",
+               label_, last_.done, last_.read, last_.failed,
                static_cast<double>(last_.prefill_tokens) / seconds,
                static_cast<double>(last_.decode_tokens) / seconds);
   }
@@ -71,7 +73,7 @@ struct Loaded {
   DType dtype;
   std::string fingerprint;
   TextFiles text;
-  std::vector<MemoryPlan> plans;  // one a mode
+  std::vector<MemoryPlan> plans;         // one a mode
   std::optional<Checkpoint> checkpoint;  // until the weights are loaded
   std::unique_ptr<Backend> backend;
   ModelWeights weights;
@@ -103,12 +105,14 @@ std::unique_ptr<Loaded> prepare(const RunFlags& flags) {
   checkpoint.check(tensor_specs(loaded->config));
   loaded->fingerprint = checkpoint.fingerprint();
   loaded->warnings = loaded->config.warnings;
-  loaded->warnings.insert(loaded->warnings.end(), checkpoint.warnings().begin(), checkpoint.warnings().end());
+  loaded->warnings.insert(loaded->warnings.end(), checkpoint.warnings().begin(),
+                          checkpoint.warnings().end());
   print_warnings(loaded->warnings);
-  const size_t bytes = weight_bytes(loaded->config, *loaded->backend, widest_dtype(checkpoint, loaded->config));
+  const size_t bytes =
+      weight_bytes(loaded->config, *loaded->backend, widest_dtype(checkpoint, loaded->config));
   for (const bool chunked : flags.engine.modes())
-    loaded->plans.push_back(make_memory_plan(loaded->config,
-                                             flags.engine.engine_options(chunked, loaded->dtype), bytes));
+    loaded->plans.push_back(make_memory_plan(
+        loaded->config, flags.engine.engine_options(chunked, loaded->dtype), bytes));
   return loaded;
 }
 
@@ -134,10 +138,10 @@ void load(const RunFlags& flags, Loaded& loaded) {
 
 OrderedJson options_json(const RunFlags& flags, const Loaded& loaded, const MemoryPlan& plan) {
   const SamplingFlags& s = flags.sampling;
-  OrderedJson sampling = {{"temperature", s.temperature}, {"top_p", s.top_p},
-                          {"top_k", s.top_k},             {"min_tokens", s.min_tokens},
-                          {"stop", s.stop},               {"stop_token_ids", s.stop_token_ids},
-                          {"ignore_eos", s.ignore_eos},   {"seed", s.seed}};
+  OrderedJson sampling = {
+      {"temperature", s.temperature}, {"top_p", s.top_p}, {"top_k", s.top_k},
+      {"min_tokens", s.min_tokens},   {"stop", s.stop},   {"stop_token_ids", s.stop_token_ids},
+      {"ignore_eos", s.ignore_eos},   {"seed", s.seed}};
   sampling["max_tokens"] = s.max_tokens ? OrderedJson(*s.max_tokens) : OrderedJson(nullptr);
   sampling["logprobs"] = s.logprobs ? OrderedJson(*s.logprobs) : OrderedJson(nullptr);
   return {{"chunked_prefill", plan.chunked ? "on" : "off"},
@@ -176,7 +180,7 @@ void warn_unknown_fields(const RequestReader& reader, RunRecord& record) {
 }
 
 int64_t peak_memory_bytes() {
-  struct rusage usage{};
+  struct rusage usage {};
   getrusage(RUSAGE_SELF, &usage);
   return static_cast<int64_t>(usage.ru_maxrss) * 1024;
 }
@@ -197,10 +201,10 @@ bool run_mode(const RunFlags& flags, Loaded& loaded, const MemoryPlan& plan, std
   if (!dir.empty()) write_run_record(dir, record);
   try {
     Progress progress(plan.chunked ? "chunked prefill on" : "chunked prefill off", flags.quiet);
-    const BatchOutcome outcome =
-        run_batch(reader, engine,
-                  {.limit = flags.limit, .progress = [&](const BatchProgress& p) { progress.update(p); }},
-                  [&](int64_t index, const OrderedJson& result) { writer.write(index, result); });
+    const BatchOutcome outcome = run_batch(
+        reader, engine,
+        {.limit = flags.limit, .progress = [&](const BatchProgress& p) { progress.update(p); }},
+        [&](int64_t index, const OrderedJson& result) { writer.write(index, result); });
     progress.print();
     writer.finish();
     warn_unknown_fields(reader, record);
@@ -252,7 +256,8 @@ int run(const RunFlags& flags) {
   flags.engine.check_device();
   flags.sampling.params();
   const bool both = flags.engine.chunked == "both", to_stdout = flags.output == "-";
-  if (both && to_stdout) usage_fail("--chunked-prefill both writes two runs: give --output a folder");
+  if (both && to_stdout)
+    usage_fail("--chunked-prefill both writes two runs: give --output a folder");
   if (!(flags.min_match >= 0 && flags.min_match <= 1))
     usage_fail("--min-match: expected a number in [0, 1], found {}", flags.min_match);
   Input input(flags.prompts, both);
@@ -260,17 +265,21 @@ int run(const RunFlags& flags) {
 
   std::vector<std::string> dirs;
   for (const bool chunked : flags.engine.modes())
-    dirs.push_back(to_stdout ? "" : both ? flags.output + (chunked ? "/on" : "/off") : flags.output);
+    dirs.push_back(to_stdout ? ""
+                   : both    ? flags.output + (chunked ? "/on" : "/off")
+                             : flags.output);
   std::vector<OutputWriter> writers;
   for (const std::string& dir : dirs)
-    writers.push_back(to_stdout
-                          ? OutputWriter::to_descriptor(STDOUT_FILENO, "standard output")
-                          : OutputWriter({.dir = dir, .input_path = flags.prompts, .overwrite = flags.overwrite}));
+    writers.push_back(
+        to_stdout ? OutputWriter::to_descriptor(STDOUT_FILENO, "standard output")
+                  : OutputWriter(
+                        {.dir = dir, .input_path = flags.prompts, .overwrite = flags.overwrite}));
 
   load(flags, *loaded);
   bool all_answered = true;
   for (size_t i = 0; i < dirs.size(); ++i)
-    all_answered &= run_mode(flags, *loaded, loaded->plans[i], input.open(), std::move(writers[i]), dirs[i]);
+    all_answered &=
+        run_mode(flags, *loaded, loaded->plans[i], input.open(), std::move(writers[i]), dirs[i]);
   if (both) {
     const CompareReport report = compare_runs(dirs[0], dirs[1]);
     write_file_atomically(flags.output + "/compare.json",
@@ -287,14 +296,17 @@ int run(const RunFlags& flags) {
 
 Command add_run(CLI::App& app) {
   auto flags = std::make_shared<RunFlags>();
-  app.add_option("PROMPTS", flags->prompts, "JSONL file, one request a line; - for standard input")->required();
-  app.add_option("-o,--output", flags->output,
-                 "Folder for outputs.jsonl and run.json (both: off/, on/ and compare.json); - writes "
-                 "outputs to standard output")
+  app.add_option("PROMPTS", flags->prompts, "JSONL file, one request a line; - for standard input")
+      ->required();
+  app.add_option(
+         "-o,--output", flags->output,
+         "Folder for outputs.jsonl and run.json (both: off/, on/ and compare.json); - writes "
+         "outputs to standard output")
       ->capture_default_str();
   flags->engine.add_to(app);
   flags->sampling.add_to(app);
-  app.add_option("--limit", flags->limit, "Only the first N records")->check(CLI::NonNegativeNumber);
+  app.add_option("--limit", flags->limit, "Only the first N records")
+      ->check(CLI::NonNegativeNumber);
   app.add_flag("--overwrite", flags->overwrite, "Replace the outputs of an earlier run");
   app.add_flag("--quiet", flags->quiet, "No plan and no progress on standard error");
   app.add_option("--min-match", flags->min_match,

@@ -32,7 +32,8 @@ void load_tile(const MlaPrefillParams& p, const KeySpan& span, const int32_t* ta
   for (int32_t k = 0; k < count; ++k) {
     const int64_t row = span.workspace_row + (tile_begin + k - span.key_begin);
     const T* kv = static_cast<const T*>(p.workspace) + (row * p.N + head) * kv_dim;
-    const T* k_pe = static_cast<const T*>(p.cache) + slot_of(table, tile_begin + k) * (p.L + p.R) + p.L;
+    const T* k_pe =
+        static_cast<const T*>(p.cache) + slot_of(table, tile_begin + k) * (p.L + p.R) + p.L;
     float* key = tile.keys.data() + int64_t{k / kPanel} * D * kPanel + k % kPanel;
     for (int32_t d = 0; d < p.P; ++d) key[d * kPanel] = to_f32(kv[d]);
     for (int32_t d = 0; d < p.R; ++d) key[(p.P + d) * kPanel] = to_f32(k_pe[d]);
@@ -62,15 +63,16 @@ float softmax_step(float* scores, int32_t visible, float softmax_scale, float& m
   return factor;
 }
 
-// The running state of a unit's rows, in the unit's own memory: O with V rounded up to whole panels.
+// The running state of a unit's rows, in the unit's own memory: O with V rounded up to whole
+// panels.
 struct State {
   std::vector<float> max, sum, out;
 };
 
 struct Unit {
-  int32_t span;        // of the pass
+  int32_t span;  // of the pass
   int32_t head;
-  int32_t query_begin; // within the request's new rows
+  int32_t query_begin;  // within the request's new rows
 };
 
 template <class T>
@@ -111,7 +113,8 @@ void attend(const MlaPrefillParams& p, const Unit& unit) {
         std::fill_n(row_scores, kKeyTile, 0.0f);
         continue;
       }
-      const float factor = softmax_step<T>(row_scores, visible, p.scale, state.max[r], state.sum[r]);
+      const float factor =
+          softmax_step<T>(row_scores, visible, p.scale, state.max[r], state.sum[r]);
       scale(factor, state.out.data() + r * out_width, out_width);
     }
     for (int64_t v = 0; v < out_width; v += kPanel)
@@ -168,7 +171,8 @@ void CpuBackend<T>::absorbed_queries(const MlaDecodeParams& p) const {
         const int64_t width = std::min<int64_t>(kPanel, p.L - panel * kPanel);
         for (int64_t r = 0; r < n; ++r)
           from_floats(acc + r * kPanel,
-                      static_cast<T*>(p.q_lat) + ((first + r) * p.N + h) * p.L + panel * kPanel, width);
+                      static_cast<T*>(p.q_lat) + ((first + r) * p.N + h) * p.L + panel * kPanel,
+                      width);
       }
     }
   });
@@ -179,16 +183,16 @@ template <class T>
 void CpuBackend<T>::absorbed_values(const MlaDecodeParams& p) const {
   const int64_t panels = ceil_div(p.V, kPanel), chunks = ceil_div(p.D, kRowChunk);
   with_weights(p.kv_b, [&]<class W>(const W*) {
-    const W* uv = static_cast<const W*>(p.kv_b.absorbed) +
-                  p.N * panel_elements(MatrixKind::linear, p.L, p.P);
+    const W* uv =
+        static_cast<const W*>(p.kv_b.absorbed) + p.N * panel_elements(MatrixKind::linear, p.L, p.P);
 #pragma omp parallel for num_threads(threads_) schedule(static)
     for (int64_t unit = 0; unit < p.N * chunks; ++unit) {
       const int64_t h = unit % p.N, first = unit / p.N * kRowChunk;
       const int64_t n = std::min<int64_t>(kRowChunk, p.D - first);
       std::vector<float> o(static_cast<size_t>(n * p.L));
       for (int64_t r = 0; r < n; ++r)
-        to_floats(static_cast<const T*>(p.o_lat) + ((first + r) * p.N + h) * p.L, o.data() + r * p.L,
-                  p.L);
+        to_floats(static_cast<const T*>(p.o_lat) + ((first + r) * p.N + h) * p.L,
+                  o.data() + r * p.L, p.L);
       for (int64_t panel = 0; panel < panels; ++panel) {
         float acc[kRowChunk * kPanel];
         panel_product(o.data(), p.L, n, uv + (h * panels + panel) * kPanel * p.L, p.L, acc);
@@ -222,12 +226,15 @@ void decode_row(const MlaDecodeParams& p, int32_t d, int32_t h_begin, int32_t h_
   const DecodeRow& row = p.rows[d];
   const int32_t* table = p.page_table + row.table_begin;
   const int32_t heads = h_end - h_begin, width = p.L + p.R;
-  std::vector<float> q(static_cast<size_t>(heads) * width), keys(static_cast<size_t>(kDecodeSplit) * width);
-  std::vector<float> max(heads, 0.0f), sum(heads, 0.0f), out(static_cast<size_t>(heads) * p.L, 0.0f);
+  std::vector<float> q(static_cast<size_t>(heads) * width),
+      keys(static_cast<size_t>(kDecodeSplit) * width);
+  std::vector<float> max(heads, 0.0f), sum(heads, 0.0f),
+      out(static_cast<size_t>(heads) * p.L, 0.0f);
   std::vector<float> partial(static_cast<size_t>(p.L));
   for (int32_t h = 0; h < heads; ++h) {
     const T* q_lat = static_cast<const T*>(p.q_lat) + (int64_t{d} * p.N + h_begin + h) * p.L;
-    const T* q_pe = static_cast<const T*>(p.q) + row.row * p.q_stride + (h_begin + h) * (p.P + p.R) + p.P;
+    const T* q_pe =
+        static_cast<const T*>(p.q) + row.row * p.q_stride + (h_begin + h) * (p.P + p.R) + p.P;
     to_floats(q_lat, q.data() + h * width, p.L);
     to_floats(q_pe, q.data() + h * width + p.L, p.R);
   }

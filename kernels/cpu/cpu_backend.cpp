@@ -15,13 +15,18 @@ std::unique_ptr<Backend> make_cpu_backend(DType dtype, int threads) {
   if (threads < 1) fail("threads: expected at least 1, found {}", threads);
 #ifdef MLA_AVX2
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
-    fail("this build needs a processor with AVX2 and FMA; configure with -DMLA_CPU_FLAGS=\"\" for one "
-         "without");
+    fail(
+        "this build needs a processor with AVX2 and FMA; configure with -DMLA_CPU_FLAGS=\"\" for "
+        "one "
+        "without");
 #endif
   switch (dtype) {
-    case DType::bf16: return std::make_unique<cpu::CpuBackend<bf16>>(threads);
-    case DType::f32: return std::make_unique<cpu::CpuBackend<float>>(threads);
-    default: fail("dtype: expected bfloat16 or float32, found {}", name_of(dtype));
+    case DType::bf16:
+      return std::make_unique<cpu::CpuBackend<bf16>>(threads);
+    case DType::f32:
+      return std::make_unique<cpu::CpuBackend<float>>(threads);
+    default:
+      fail("dtype: expected bfloat16 or float32, found {}", name_of(dtype));
   }
 }
 
@@ -43,10 +48,12 @@ CpuBackend<T>::~CpuBackend() {
 template <class T>
 void* CpuBackend<T>::allocate(size_t bytes, const std::string& what) {
   const size_t total = bytes + kHeader;
-  if (total < bytes) fail("{}: {} bytes could not be allocated: they do not fit an address", what, bytes);
+  if (total < bytes)
+    fail("{}: {} bytes could not be allocated: they do not fit an address", what, bytes);
   void* block = mmap(nullptr, total, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (block == MAP_FAILED) fail("{}: {} bytes could not be allocated: {}", what, bytes, strerror(errno));
+  if (block == MAP_FAILED)
+    fail("{}: {} bytes could not be allocated: {}", what, bytes, strerror(errno));
   *static_cast<size_t*>(block) = total;
   blocks_.push_back(block);
   return static_cast<std::byte*>(block) + kHeader;
@@ -65,7 +72,8 @@ void CpuBackend<T>::download(void* to, const void* from, size_t bytes) {
 template <class T>
 size_t CpuBackend<T>::matrix_bytes(MatrixKind kind, int64_t experts, int64_t rows, int64_t cols,
                                    DType stored, int32_t heads, int32_t nope_dim) const {
-  const DType dtype = dtype_of<T> == DType::bf16 || stored == DType::bf16 ? DType::bf16 : DType::f32;
+  const DType dtype =
+      dtype_of<T> == DType::bf16 || stored == DType::bf16 ? DType::bf16 : DType::f32;
   int64_t elements = experts * panel_elements(kind, rows, cols);
   if (kind == MatrixKind::kv_b) {
     const int64_t value_dim = rows / heads - nope_dim;
@@ -97,7 +105,8 @@ namespace {
 
 float read_element(const HostTensor& source, int64_t row, int64_t col) {
   const int64_t i = row * source.row_stride + col;
-  const auto* bytes = static_cast<const std::byte*>(source.data) + i * static_cast<int64_t>(size_of(source.dtype));
+  const auto* bytes =
+      static_cast<const std::byte*>(source.data) + i * static_cast<int64_t>(size_of(source.dtype));
   // Files give no alignment.
   if (source.dtype == DType::f32) {
     float x;
@@ -172,7 +181,8 @@ void CpuBackend<T>::absorb(const Matrix& m) const {
   for (int64_t h = 0; h < m.heads; ++h) {
     for (int64_t l = 0; l < L; ++l)
       for (int64_t p = 0; p < P; ++p)
-        uk[h * uk_size + l / kPanel * kPanel * P + p * kPanel + l % kPanel] = at(h * head_rows + p, l);
+        uk[h * uk_size + l / kPanel * kPanel * P + p * kPanel + l % kPanel] =
+            at(h * head_rows + p, l);
     for (int64_t v = 0; v < V; ++v)
       for (int64_t l = 0; l < L; ++l)
         uv[h * uv_size + v / kPanel * kPanel * L + l * kPanel + v % kPanel] =

@@ -1,5 +1,5 @@
-// The class behind make_cpu_backend; its ops are in linear.cpp, attention.cpp, moe.cpp, pointwise.cpp
-// and sample.cpp.
+// The class behind make_cpu_backend; its ops are in linear.cpp, attention.cpp, moe.cpp,
+// pointwise.cpp and sample.cpp.
 #pragma once
 
 #include <vector>
@@ -50,7 +50,8 @@ class CpuBackend final : public Backend {
   // out[t] = x[t]·wᵀ for float x; O is float or T.
   template <class O>
   void product(const float* x, int64_t rows, const Matrix& w, int64_t expert, O* out) const;
-  // The absorbed halves of kv_b, made by finish_matrix: per head W_UK as [L, P], then W_UV as [V, L].
+  // The absorbed halves of kv_b, made by finish_matrix: per head W_UK as [L, P], then W_UV as [V,
+  // L].
   template <class W>
   void absorb(const Matrix& kv_b) const;
   void absorbed_queries(const MlaDecodeParams&) const;

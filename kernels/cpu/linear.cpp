@@ -88,7 +88,8 @@ void CpuBackend<T>::kv_up(const KvUpParams& p) {
 #pragma omp parallel for num_threads(threads_) schedule(static)
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t position = span.key_begin + r;
-      const int64_t slot = int64_t{table[position / kPageTokens]} * kPageTokens + position % kPageTokens;
+      const int64_t slot =
+          int64_t{table[position / kPageTokens]} * kPageTokens + position % kPageTokens;
       to_floats(cache + slot * row_size, latent.data() + r * L, L);
     }
     product(latent.data(), rows, p.kv_b, 0,

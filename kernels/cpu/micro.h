@@ -16,8 +16,8 @@
 
 namespace mla::cpu {
 
-inline constexpr int kPanel = 16;     // outputs of a panel
-inline constexpr int kRowBlock = 6;   // rows of the micro-kernel: 12 accumulators of 8 floats
+inline constexpr int kPanel = 16;    // outputs of a panel
+inline constexpr int kRowBlock = 6;  // rows of the micro-kernel: 12 accumulators of 8 floats
 
 // Sixteen floats.
 struct Vec16 {
@@ -45,7 +45,9 @@ inline Vec16 splat16(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 inline Vec16 fma16(Vec16 a, Vec16 b, Vec16 c) {
   return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
-inline Vec16 mul16(Vec16 a, Vec16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+inline Vec16 mul16(Vec16 a, Vec16 b) {
+  return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)};
+}
 #else
 inline Vec16 load16(const float* p) {
   Vec16 a;
@@ -97,12 +99,23 @@ inline void micro_rows(int64_t rows, const float* x, int64_t x_stride, const W* 
     rows -= kRowBlock;
   }
   switch (rows) {
-    case 1: micro_kernel<1>(x, x_stride, w, w_stride, K, acc, acc_stride); break;
-    case 2: micro_kernel<2>(x, x_stride, w, w_stride, K, acc, acc_stride); break;
-    case 3: micro_kernel<3>(x, x_stride, w, w_stride, K, acc, acc_stride); break;
-    case 4: micro_kernel<4>(x, x_stride, w, w_stride, K, acc, acc_stride); break;
-    case 5: micro_kernel<5>(x, x_stride, w, w_stride, K, acc, acc_stride); break;
-    default: break;
+    case 1:
+      micro_kernel<1>(x, x_stride, w, w_stride, K, acc, acc_stride);
+      break;
+    case 2:
+      micro_kernel<2>(x, x_stride, w, w_stride, K, acc, acc_stride);
+      break;
+    case 3:
+      micro_kernel<3>(x, x_stride, w, w_stride, K, acc, acc_stride);
+      break;
+    case 4:
+      micro_kernel<4>(x, x_stride, w, w_stride, K, acc, acc_stride);
+      break;
+    case 5:
+      micro_kernel<5>(x, x_stride, w, w_stride, K, acc, acc_stride);
+      break;
+    default:
+      break;
   }
 }
 
@@ -136,10 +149,11 @@ inline void scale(float s, float* y, int64_t n) {
   for (; i < n; ++i) y[i] *= s;
 }
 
-// e^x, the one exp of this backend (SiLU, softmax): at most 2 ulp for normal results, 0 below -103.97,
-// +infinity above 88.73, NaN for NaN. x = n·ln2 + r with ln2 in two parts (Cody and Waite), a degree-6
-// polynomial for e^r (coefficients of Cephes expf), then two exact-or-once-rounded scalings by powers
-// of two. Branch-free, so that compilers turn loops of it into vector code.
+// e^x, the one exp of this backend (SiLU, softmax): at most 2 ulp for normal results, 0 below
+// -103.97, +infinity above 88.73, NaN for NaN. x = n·ln2 + r with ln2 in two parts (Cody and
+// Waite), a degree-6 polynomial for e^r (coefficients of Cephes expf), then two
+// exact-or-once-rounded scalings by powers of two. Branch-free, so that compilers turn loops of it
+// into vector code.
 inline float exp_f32(float x) {
   const float clamped = x < -110.0f ? -110.0f : (x > 90.0f ? 90.0f : x);
   // Adding 1.5·2^23 leaves no fraction bits: round to nearest without a library call.

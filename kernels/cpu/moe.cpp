@@ -25,7 +25,8 @@ void softmax(const float* logits, int32_t n, float* scores) {
 void limit_groups(float* scores, int32_t E, int32_t groups, int32_t kept) {
   const int32_t size = E / groups;
   std::vector<float> best(groups);
-  for (int32_t g = 0; g < groups; ++g) best[g] = *std::max_element(scores + g * size, scores + (g + 1) * size);
+  for (int32_t g = 0; g < groups; ++g)
+    best[g] = *std::max_element(scores + g * size, scores + (g + 1) * size);
   std::vector<bool> keep(groups, false);
   for (int32_t round = 0; round < kept; ++round) {
     int32_t pick = -1;
@@ -88,7 +89,8 @@ Permutation group_slots(const ExpertsParams& p) {
   result.slots.resize(static_cast<size_t>(p.T * width));
   for (int64_t t = 0; t < p.T; ++t)
     for (int64_t k = 0; k < width; ++k)
-      result.slots[static_cast<size_t>(next[static_cast<size_t>(expert_of(t, k))]++)] = t * width + k;
+      result.slots[static_cast<size_t>(next[static_cast<size_t>(expert_of(t, k))]++)] =
+          t * width + k;
   return result;
 }
 
@@ -101,14 +103,15 @@ std::vector<Group> cut_groups(const Permutation& permutation) {
   std::vector<Group> groups;
   for (size_t e = 0; e + 1 < permutation.begin.size(); ++e)
     for (int64_t i = permutation.begin[e]; i < permutation.begin[e + 1]; i += kRowChunk)
-      groups.push_back({static_cast<int64_t>(e), i, std::min(i + kRowChunk, permutation.begin[e + 1])});
+      groups.push_back(
+          {static_cast<int64_t>(e), i, std::min(i + kRowChunk, permutation.begin[e + 1])});
   return groups;
 }
 
 constexpr int64_t kPanelsPerUnit = 8;
 
-// For every group and every 8 panels of outputs: gathers the rows (of `x`, by row_of(slot)) as floats
-// and calls work(group, rows, panel).
+// For every group and every 8 panels of outputs: gathers the rows (of `x`, by row_of(slot)) as
+// floats and calls work(group, rows, panel).
 template <class T, class RowOf, class Work>
 void for_each_panel(const std::vector<Group>& groups, const Permutation& permutation, const T* x,
                     int64_t cols, int64_t panels, int threads, RowOf row_of, Work work) {

@@ -1,6 +1,6 @@
-// Weights as the CPU backend stores them: panels of 16 outputs, [rows/16][cols][16], so that vectors
-// run over outputs and K is contiguous. A gate_up matrix has its gate panels first, then its up
-// panels. Rows beyond the last are zero.
+// Weights as the CPU backend stores them: panels of 16 outputs, [rows/16][cols][16], so that
+// vectors run over outputs and K is contiguous. A gate_up matrix has its gate panels first, then
+// its up panels. Rows beyond the last are zero.
 #pragma once
 
 #include "kernels/cpu/micro.h"

@@ -16,9 +16,12 @@ constexpr size_t size_of(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 
 constexpr std::string_view name_of(DType dtype) {
   switch (dtype) {
-    case DType::bf16: return "bfloat16";
-    case DType::f32: return "float32";
-    case DType::f16: return "float16";
+    case DType::bf16:
+      return "bfloat16";
+    case DType::f32:
+      return "float32";
+    case DType::f16:
+      return "float16";
   }
   return "?";
 }

@@ -85,7 +85,7 @@ Json parse_json(std::string_view text, std::string_view what) {
 }
 
 std::string read_file(const std::string& path, size_t max_bytes) {
-  struct stat info{};
+  struct stat info {};
   if (::stat(path.c_str(), &info) != 0) fail("{}: {}", path, std::strerror(errno));
   if (!S_ISREG(info.st_mode)) fail("{}: expected a regular file", path);
   if (static_cast<size_t>(info.st_size) > max_bytes)
@@ -101,10 +101,14 @@ std::string read_file(const std::string& path, size_t max_bytes) {
 
 std::string describe(const Json& value) {
   switch (value.type()) {
-    case Json::value_t::null: return "null";
-    case Json::value_t::boolean: return value.get<bool>() ? "true" : "false";
-    case Json::value_t::object: return "an object";
-    case Json::value_t::array: return "a list";
+    case Json::value_t::null:
+      return "null";
+    case Json::value_t::boolean:
+      return value.get<bool>() ? "true" : "false";
+    case Json::value_t::object:
+      return "an object";
+    case Json::value_t::array:
+      return "a list";
     case Json::value_t::string: {
       const auto& s = value.get_ref<const std::string&>();
       if (s.size() <= 40) return fmt::format("the string \"{}\"", s);
@@ -141,8 +145,7 @@ std::optional<bool> find_bool(const Json& object, const char* key, std::string_v
   const Json* value = find_field(object, key, what);
   return value ? std::optional(as_bool(*value, key, what)) : std::nullopt;
 }
-std::optional<std::string> find_string(const Json& object, const char* key,
-                                       std::string_view what) {
+std::optional<std::string> find_string(const Json& object, const char* key, std::string_view what) {
   const Json* value = find_field(object, key, what);
   return value ? std::optional(as_string(*value, key, what)) : std::nullopt;
 }

@@ -7,9 +7,9 @@
 
 namespace mla {
 
-inline constexpr int kPageTokens = 64;   // tokens of a KV page
-inline constexpr int kKeyTile = 128;     // keys of a prefill tile; spans are cut at its multiples
-inline constexpr int kDecodeSplit = 256; // keys of a decode split, at absolute multiples
+inline constexpr int kPageTokens = 64;    // tokens of a KV page
+inline constexpr int kKeyTile = 128;      // keys of a prefill tile; spans are cut at its multiples
+inline constexpr int kDecodeSplit = 256;  // keys of a decode split, at absolute multiples
 
 // A cached row of token position p of a request lives in slot
 //   page_table[table_begin + p / kPageTokens] * kPageTokens + p % kPageTokens.
@@ -25,8 +25,8 @@ struct PrefillSpan {
 
 // One row that attends by the absorbed path: a generated token.
 struct DecodeRow {
-  int32_t row;          // of the step
-  int32_t key_len;      // its position + 1: itself is its last key; 0 for padding, whose output is 0
+  int32_t row;      // of the step
+  int32_t key_len;  // its position + 1: itself is its last key; 0 for padding, whose output is 0
   int32_t table_begin;  // into StepPlan::page_table
 };
 
@@ -34,7 +34,7 @@ struct DecodeRow {
 // workspace rows [workspace_row, workspace_row + key_end - key_begin). key_begin is a multiple of
 // kKeyTile; key_end is one too, or the request's last key.
 struct KeySpan {
-  int32_t prefill;        // index into StepPlan::prefill
+  int32_t prefill;  // index into StepPlan::prefill
   int32_t key_begin;
   int32_t key_end;
   int32_t workspace_row;

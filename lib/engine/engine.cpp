@@ -34,8 +34,8 @@ uint64_t request_seed(uint64_t run_seed, const Json& id) {
   return z ^ (z >> 31);
 }
 
-Engine::Engine(const ModelConfig& config, Model& model, const TextSetup& text, const MemoryPlan& plan,
-               uint64_t seed)
+Engine::Engine(const ModelConfig& config, Model& model, const TextSetup& text,
+               const MemoryPlan& plan, uint64_t seed)
     : config_(config),
       model_(model),
       text_(text),
@@ -76,19 +76,29 @@ void Engine::add(Request request, const Sink& sink) {
   }
   const auto prompt_len = static_cast<int32_t>(tokens.size());
   if (prompt_len >= max_model_len_)
-    return sink(make_bad_line(request, error_code::kContextLength,
-                              fmt::format("the prompt has {} tokens, expected fewer than max_model_len {}",
-                                          prompt_len, max_model_len_)));
+    return sink(
+        make_bad_line(request, error_code::kContextLength,
+                      fmt::format("the prompt has {} tokens, expected fewer than max_model_len {}",
+                                  prompt_len, max_model_len_)));
 
   auto live = std::make_unique<Live>(std::move(request), text_);
   const SamplingParams& sampling = live->request.sampling;
   const int32_t room = max_model_len_ - prompt_len;
   live->max_tokens = std::min(sampling.max_tokens.value_or(room), room);
-  live->seed = sampling.seed ? static_cast<uint64_t>(*sampling.seed)
-                             : request_seed(seed_, live->request.id);
+  live->seed =
+      sampling.seed ? static_cast<uint64_t>(*sampling.seed) : request_seed(seed_, live->request.id);
   live->end_ids = sampling.stop_token_ids;
   if (!sampling.ignore_eos)
-    live->end_ids.insert(live->end_ids.end(), config_.eos_token_ids.begin(), config_.eos_token_ids.end());
+    live->end_ids.insert(live->end_ids.end(), config_.eos_token_ids.begin(),
+                         config_.eos_token_ids.end());
+  std::sort(live->end_ids.begin(), live->end_ids.end());
+  live->end_ids.erase(std::unique(live->end_ids.begin(), live->end_ids.end()), live->end_ids.end());
+  if (sampling.min_tokens > 0 && live->end_ids.size() > kMaxBans)
+    return sink(
+        make_bad_line(live->request, error_code::kInvalidRequest,
+                      fmt::format("with min_tokens: expected at most {} stop and end-of-sequence "
+                                  "ids, found {}",
+                                  kMaxBans, live->end_ids.size())));
   live->result.prompt_tokens = prompt_len;
   if (sampling.logprobs) live->result.logprobs.emplace();
   live->result.timing.arrive(now_ms());
@@ -156,8 +166,9 @@ bool Engine::take(Live& live, const StepOutput& out, size_t row, double at_ms) {
 void Engine::finish(Live& live, const Sink& sink) {
   scheduler_.finish(live.request.index);
   if (!live.finite) {
-    sink(make_bad_line(live.request, error_code::kNotFinite,
-                       fmt::format("logits of token {} are not finite", live.result.token_ids.size())));
+    sink(make_bad_line(
+        live.request, error_code::kNotFinite,
+        fmt::format("logits of token {} are not finite", live.result.token_ids.size())));
     return;
   }
   if (text_.tokenizer) {
@@ -191,7 +202,7 @@ void Engine::step(const Sink& sink) {
   }
 
   const int64_t decode_rows = plan.rows() - plan.prefill_rows;
-  StepTimes& times = decode_rows == 0          ? times_.prefill
+  StepTimes& times = decode_rows == 0         ? times_.prefill
                      : plan.prefill_rows == 0 ? times_.decode
                                               : times_.mixed;
   ++times.steps;

@@ -1,4 +1,5 @@
-// The engine: requests in, results out. plan = scheduler.next(); model.step(plan); scheduler.commit().
+// The engine: requests in, results out. plan = scheduler.next(); model.step(plan);
+// scheduler.commit().
 #pragma once
 
 #include <functional>

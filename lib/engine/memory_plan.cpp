@@ -14,18 +14,21 @@ int32_t round_up(int64_t value, int64_t multiple) {
   return static_cast<int32_t>((value + multiple - 1) / multiple * multiple);
 }
 
-int32_t choose_max_model_len(const ModelConfig& config, const EngineOptions& options, int64_t kv_tokens,
-                             std::string& note) {
+int32_t choose_max_model_len(const ModelConfig& config, const EngineOptions& options,
+                             int64_t kv_tokens, std::string& note) {
   const int64_t limit = config.max_position_embeddings;
   if (options.max_model_len) {
     const int64_t wanted = *options.max_model_len;
     if (wanted < 2) usage_fail("--max-model-len: expected at least 2, found {}", wanted);
     if (wanted > limit)
-      usage_fail("--max-model-len: expected at most the model's max_position_embeddings {}, found {}",
-                 limit, wanted);
+      usage_fail(
+          "--max-model-len: expected at most the model's max_position_embeddings {}, found {}",
+          limit, wanted);
     if (wanted > kv_tokens)
-      usage_fail("--max-model-len {} does not fit the KV cache, which holds {} tokens; raise "
-                 "--kv-cache-memory-bytes", wanted, kv_tokens);
+      usage_fail(
+          "--max-model-len {} does not fit the KV cache, which holds {} tokens; raise "
+          "--kv-cache-memory-bytes",
+          wanted, kv_tokens);
     return static_cast<int32_t>(wanted);
   }
   if (limit > kv_tokens)
@@ -50,30 +53,35 @@ MemoryPlan make_memory_plan(const ModelConfig& config, const EngineOptions& opti
   const uint64_t page_bytes = cache_bytes_per_token(config, options.dtype) * kPageTokens;
   const uint64_t pages = options.kv_cache_bytes / page_bytes;
   if (pages < 1)
-    usage_fail("--kv-cache-memory-bytes: expected at least one page of {} bytes, found {}", page_bytes,
-               options.kv_cache_bytes);
-  if (options.max_seqs < 1) usage_fail("--max-num-seqs: expected at least 1, found {}", options.max_seqs);
+    usage_fail("--kv-cache-memory-bytes: expected at least one page of {} bytes, found {}",
+               page_bytes, options.kv_cache_bytes);
+  if (options.max_seqs < 1)
+    usage_fail("--max-num-seqs: expected at least 1, found {}", options.max_seqs);
   // Page numbers are 32-bit; more pages than the sequences can fill are never used.
-  const int64_t kv_tokens = static_cast<int64_t>(
-      std::min<uint64_t>(pages, std::numeric_limits<int32_t>::max() / kPageTokens)) * kPageTokens;
+  const int64_t kv_tokens = static_cast<int64_t>(std::min<uint64_t>(
+                                pages, std::numeric_limits<int32_t>::max() / kPageTokens)) *
+                            kPageTokens;
 
   StepLimits& limits = plan.limits;
   limits.max_model_len = choose_max_model_len(config, options, kv_tokens, plan.note);
   limits.max_rows = options.max_batched_tokens.value_or(
-      options.chunked ? kDefaultChunkedBudget : std::max(limits.max_model_len, kDefaultWholeBudget));
+      options.chunked ? kDefaultChunkedBudget
+                      : std::max(limits.max_model_len, kDefaultWholeBudget));
   if (limits.max_rows < 1)
     usage_fail("--max-num-batched-tokens: expected at least 1, found {}", limits.max_rows);
   if (!options.chunked && limits.max_rows < limits.max_model_len)
-    usage_fail("--chunked-prefill off runs whole prompts: expected --max-num-batched-tokens of at least "
-               "max_model_len {}, found {} (max_num_seqs {}); raise it, lower --max-model-len, or use "
-               "--chunked-prefill on", limits.max_model_len, limits.max_rows, options.max_seqs);
+    usage_fail(
+        "--chunked-prefill off runs whole prompts: expected --max-num-batched-tokens of at least "
+        "max_model_len {}, found {} (max_num_seqs {}); raise it, lower --max-model-len, or use "
+        "--chunked-prefill on",
+        limits.max_model_len, limits.max_rows, options.max_seqs);
   limits.max_seqs = std::min(options.max_seqs, limits.max_rows);
   if (options.workspace_tokens && *options.workspace_tokens < 1)
     usage_fail("--mla-workspace-tokens: expected at least 1, found {}", *options.workspace_tokens);
-  limits.workspace_rows = round_up(
-      options.workspace_tokens.value_or(
-          std::max(limits.max_rows, std::min(limits.max_model_len, kMaxDefaultWorkspace))),
-      kKeyTile);
+  limits.workspace_rows =
+      round_up(options.workspace_tokens.value_or(
+                   std::max(limits.max_rows, std::min(limits.max_model_len, kMaxDefaultWorkspace))),
+               kKeyTile);
   const int64_t useful_pages =
       int64_t{limits.max_seqs} * ((int64_t{limits.max_model_len} + kPageTokens - 1) / kPageTokens);
   limits.num_pages = static_cast<int32_t>(std::min<int64_t>(kv_tokens / kPageTokens, useful_pages));
@@ -134,10 +142,11 @@ std::string to_text(const MemoryPlan& plan) {
   };
   for (const auto& entry : plan.entries) line(entry.name, entry.bytes);
   line("total", plan.total());
-  text += fmt::format("  {} KV pages of {} tokens; max_model_len {}, max_num_batched_tokens {}, "
-                      "max_num_seqs {}, mla_workspace_tokens {}\n",
-                      plan.limits.num_pages, kPageTokens, plan.limits.max_model_len,
-                      plan.limits.max_rows, plan.limits.max_seqs, plan.limits.workspace_rows);
+  text += fmt::format(
+      "  {} KV pages of {} tokens; max_model_len {}, max_num_batched_tokens {}, "
+      "max_num_seqs {}, mla_workspace_tokens {}\n",
+      plan.limits.num_pages, kPageTokens, plan.limits.max_model_len, plan.limits.max_rows,
+      plan.limits.max_seqs, plan.limits.workspace_rows);
   if (!plan.note.empty()) text += "  " + plan.note + "\n";
   return text;
 }

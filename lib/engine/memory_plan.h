@@ -30,19 +30,20 @@ struct MemoryPlan {
     std::string name;
     uint64_t bytes;
   };
-  std::vector<Entry> entries;   // weights, KV blocks, MHA workspace, activations, step plan, RoPE table
+  std::vector<Entry>
+      entries;  // weights, KV blocks, MHA workspace, activations, step plan, RoPE table
   StepLimits limits;
   bool chunked = false;
-  std::string note;             // what was lowered and why, or ""
+  std::string note;  // what was lowered and why, or ""
 
   uint64_t total() const;
-  uint64_t kv_tokens() const;   // that the pool holds
+  uint64_t kv_tokens() const;  // that the pool holds
   SchedulerOptions scheduler_options() const;
 };
 
 // `weight_bytes` as the backend stores them. Throws UsageError, naming the numbers: a KV cache too
-// small for one page, a max_model_len beyond the config's or beyond the pool, a size below 1, B below
-// max_model_len in off mode.
+// small for one page, a max_model_len beyond the config's or beyond the pool, a size below 1, B
+// below max_model_len in off mode.
 MemoryPlan make_memory_plan(const ModelConfig& config, const EngineOptions& options,
                             uint64_t weight_bytes);
 

@@ -44,7 +44,9 @@ BatchOutcome run_batch(RequestReader& reader, Engine& engine, const BatchOptions
       sink(bad->index, to_json(*bad));
     } else {
       const Result& result = std::get<Result>(item);
-      sink(result.index, to_json(BadLine{.index = result.index, .line = result.line, .id = result.id,
+      sink(result.index, to_json(BadLine{.index = result.index,
+                                         .line = result.line,
+                                         .id = result.id,
                                          .code = error_code::kNotFinite,
                                          .message = "a log-probability is not finite"}));
     }
@@ -52,7 +54,8 @@ BatchOutcome run_batch(RequestReader& reader, Engine& engine, const BatchOptions
 
   bool more = true;
   const auto read_ahead = [&] {
-    while (more && engine.queued() < kReadAhead && (options.limit < 0 || progress.read < options.limit)) {
+    while (more && engine.queued() < kReadAhead &&
+           (options.limit < 0 || progress.read < options.limit)) {
       std::optional<Record> record = reader.next();
       if (!record) {
         more = false;

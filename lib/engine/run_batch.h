@@ -10,8 +10,8 @@
 namespace mla {
 
 struct BatchProgress {
-  int64_t read = 0, done = 0, failed = 0;          // records
-  int64_t prefill_tokens = 0, decode_tokens = 0;   // computed so far
+  int64_t read = 0, done = 0, failed = 0;         // records
+  int64_t prefill_tokens = 0, decode_tokens = 0;  // computed so far
 };
 
 struct BatchOptions {
@@ -25,8 +25,8 @@ struct BatchOutcome {
   OrderedJson summary;  // of SummaryBuilder, and prefill and decode tokens/s by kind of step
 };
 
-// Reads ahead only as far as keeps the engine busy. Records go to `sink` in order of completion, with
-// the record's index.
+// Reads ahead only as far as keeps the engine busy. Records go to `sink` in order of completion,
+// with the record's index.
 BatchOutcome run_batch(RequestReader& reader, Engine& engine, const BatchOptions& options,
                        const std::function<void(int64_t index, const OrderedJson&)>& sink);
 

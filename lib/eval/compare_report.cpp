@@ -201,7 +201,7 @@ OrderedJson to_json(const CompareReport& r, double min_match) {
 
 std::string to_text(const CompareReport& r, double min_match) {
   std::string text = verdict(r) + "\n";
-  text += fmt::format("{}: expected at least {} of the requests to be identical\n",
+  text += fmt::format("{}: the identical share is to be at least {}\n",
                       passes(r, min_match) ? "PASS" : "FAIL", min_match);
   text += fmt::format("A: {}\nB: {}\n\n", r.a.path, r.b.path) + table_text(r);
   if (const auto p = r.mcnemar_p()) {

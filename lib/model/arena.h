@@ -1,5 +1,5 @@
-// Carves named buffers out of one allocation. Without memory it only counts: the memory plan and the
-// model make the same walk, so what is planned is what is used.
+// Carves named buffers out of one allocation. Without memory it only counts: the memory plan and
+// the model make the same walk, so what is planned is what is used.
 #pragma once
 
 #include <cstddef>

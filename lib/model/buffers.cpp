@@ -11,7 +11,7 @@ PlanBuffers PlanBuffers::carve(Arena& arena, const StepLimits& limits) {
   b.page_table_size = S * pages;
   // A span ends with its request, or fills its pass up to less than a tile.
   b.max_key_spans = 2 * S + int64_t{limits.num_pages} * kPageTokens / kKeyTile + 1;
-  b.max_bans = std::max<int64_t>(S * 64, 4096);
+  b.max_bans = S * kMaxBans;
   b.token_ids = arena.take<int32_t>(B);
   b.positions = arena.take<int32_t>(B);
   b.slots = arena.take<int64_t>(B);
@@ -25,8 +25,8 @@ PlanBuffers PlanBuffers::carve(Arena& arena, const StepLimits& limits) {
   return b;
 }
 
-WorkspaceBuffers WorkspaceBuffers::carve(Arena& arena, const ModelConfig& c, const StepLimits& limits,
-                                         DType dtype) {
+WorkspaceBuffers WorkspaceBuffers::carve(Arena& arena, const ModelConfig& c,
+                                         const StepLimits& limits, DType dtype) {
   WorkspaceBuffers b{};
   const int64_t B = limits.max_rows, N = c.num_heads;
   b.kv = arena.take(int64_t{limits.workspace_rows} * c.kv_b_dim(), size_of(dtype));
@@ -36,8 +36,8 @@ WorkspaceBuffers WorkspaceBuffers::carve(Arena& arena, const ModelConfig& c, con
   return b;
 }
 
-ActivationBuffers ActivationBuffers::carve(Arena& arena, const ModelConfig& c, const StepLimits& limits,
-                                           DType dtype) {
+ActivationBuffers ActivationBuffers::carve(Arena& arena, const ModelConfig& c,
+                                           const StepLimits& limits, DType dtype) {
   ActivationBuffers b{};
   const size_t e = size_of(dtype);
   const int64_t B = limits.max_rows, H = c.hidden_size, N = c.num_heads, S = limits.max_seqs;
@@ -55,7 +55,8 @@ ActivationBuffers ActivationBuffers::carve(Arena& arena, const ModelConfig& c, c
   const int64_t slice = std::min<int64_t>(B, kMlpSlice);
   const bool dense = c.first_k_dense_replace > 0, moe = c.first_k_dense_replace < c.num_layers;
   const int64_t slots = moe ? c.num_experts_per_tok + c.num_shared_experts : 0;
-  const int64_t inner = std::max<int64_t>(dense ? c.intermediate_size : 0, slots * c.moe_intermediate_size);
+  const int64_t inner =
+      std::max<int64_t>(dense ? c.intermediate_size : 0, slots * c.moe_intermediate_size);
   b.inner = arena.take(slice * inner, e);
   b.expert_out = arena.take(slice * slots * H, e);
   b.router_logits = arena.take<float>(moe ? slice * c.num_experts : 0);

@@ -11,28 +11,29 @@ namespace mla {
 
 // The largest step that will ever run.
 struct StepLimits {
-  int32_t max_rows = 0;        // B, rows of a step
-  int32_t max_seqs = 0;        // sequences of a step, and rows sampled at once
+  int32_t max_rows = 0;  // B, rows of a step
+  int32_t max_seqs = 0;  // sequences of a step, and rows sampled at once
   int32_t max_model_len = 0;
   int32_t workspace_rows = 0;  // W, a multiple of kKeyTile
   int32_t num_pages = 0;       // of the KV pool
 };
 
-inline constexpr int32_t kMaxTop = 20;         // logprobs of a token, at most
-inline constexpr int32_t kMlpSlice = 32768;    // rows of the feed-forward at once
+inline constexpr int32_t kMaxTop = 20;       // logprobs of a token, at most
+inline constexpr int32_t kMaxBans = 64;      // tokens that one row may not sample, at most
+inline constexpr int32_t kMlpSlice = 32768;  // rows of the feed-forward at once
 
 // The step plan on the device; see StepPlan.
 struct PlanBuffers {
-  int32_t* token_ids;   // [B]
-  int32_t* positions;   // [B]
-  int64_t* slots;       // [B]
-  int32_t* page_table;  // [max_seqs · pages of max_model_len]
-  PrefillSpan* prefill; // [max_seqs]
-  KeySpan* key_spans;   // [max_key_spans]
-  DecodeRow* decode;    // [B]
-  int32_t* sample_rows; // [max_seqs]
-  SampleSpec* specs;    // [max_seqs]
-  int32_t* bans;        // [max_bans]
+  int32_t* token_ids;    // [B]
+  int32_t* positions;    // [B]
+  int64_t* slots;        // [B]
+  int32_t* page_table;   // [max_seqs · pages of max_model_len]
+  PrefillSpan* prefill;  // [max_seqs]
+  KeySpan* key_spans;    // [max_key_spans]
+  DecodeRow* decode;     // [B]
+  int32_t* sample_rows;  // [max_seqs]
+  SampleSpec* specs;     // [max_seqs]
+  int32_t* bans;         // [max_bans]
   int64_t page_table_size, max_key_spans, max_bans;
 
   static PlanBuffers carve(Arena& arena, const StepLimits& limits);
@@ -40,38 +41,38 @@ struct PlanBuffers {
 
 // Recomputed K and V, and the running softmax state of requests that need several passes.
 struct WorkspaceBuffers {
-  void* kv;             // [W, N·(P+V)]
-  float* state_max;     // [B, N]
-  float* state_sum;     // [B, N]
-  float* state_out;     // [B, N, V]
+  void* kv;          // [W, N·(P+V)]
+  float* state_max;  // [B, N]
+  float* state_sum;  // [B, N]
+  float* state_out;  // [B, N, V]
 
   static WorkspaceBuffers carve(Arena& arena, const ModelConfig& config, const StepLimits& limits,
                                 DType dtype);
 };
 
 struct ActivationBuffers {
-  void* residual;       // [B, H]
-  void* hidden;         // [B, H] after a norm
-  void* qkv_a;          // [B, A + L+R]
-  void* q_a;            // [B, q_lora_rank] after its norm
-  void* q;              // [B, q_dim]; with q_lora only, else q lives in qkv_a
-  void* attention;      // [B, N·V]
-  float* delta;         // [B, H] fp32 output of o_proj or the dense down_proj
-  void* q_lat;          // [B, N, L]
-  void* o_lat;          // [B, N, L]
+  void* residual;   // [B, H]
+  void* hidden;     // [B, H] after a norm
+  void* qkv_a;      // [B, A + L+R]
+  void* q_a;        // [B, q_lora_rank] after its norm
+  void* q;          // [B, q_dim]; with q_lora only, else q lives in qkv_a
+  void* attention;  // [B, N·V]
+  float* delta;     // [B, H] fp32 output of o_proj or the dense down_proj
+  void* q_lat;      // [B, N, L]
+  void* o_lat;      // [B, N, L]
   // One slice of the feed-forward, s = min(B, kMlpSlice) rows:
-  void* inner;          // [s, intermediate] or [s·(K+S), I]
-  void* expert_out;     // [s, K+S, H]
-  float* router_logits; // [s, E]
-  int32_t* expert_ids;  // [s, K]
-  float* expert_weights;// [s, K]
+  void* inner;            // [s, intermediate] or [s·(K+S), I]
+  void* expert_out;       // [s, K+S, H]
+  float* router_logits;   // [s, E]
+  int32_t* expert_ids;    // [s, K]
+  float* expert_weights;  // [s, K]
   // Sampling:
-  void* sampled_hidden; // [max_seqs, H]
-  float* logits;        // [max_seqs, vocab]
-  int32_t* tokens;      // [max_seqs]
-  float* logprobs;      // [max_seqs]
-  int32_t* top_ids;     // [max_seqs, kMaxTop]
-  float* top_logprobs;  // [max_seqs, kMaxTop]
+  void* sampled_hidden;  // [max_seqs, H]
+  float* logits;         // [max_seqs, vocab]
+  int32_t* tokens;       // [max_seqs]
+  float* logprobs;       // [max_seqs]
+  int32_t* top_ids;      // [max_seqs, kMaxTop]
+  float* top_logprobs;   // [max_seqs, kMaxTop]
 
   static ActivationBuffers carve(Arena& arena, const ModelConfig& config, const StepLimits& limits,
                                  DType dtype);

@@ -21,35 +21,35 @@ struct YarnConfig {
 
 struct ModelConfig {
   // Symbols of the algorithm in brackets; V2-Lite's values in parentheses.
-  int32_t vocab_size = 0;                // (102400)
-  int32_t hidden_size = 0;               // [H] (2048)
-  int32_t num_layers = 0;                // (27)
-  int32_t num_heads = 0;                 // [N] (16)
-  int32_t q_lora_rank = 0;               // 0: q_proj directly (V2-Lite)
-  int32_t kv_lora_rank = 0;              // [L] (512)
-  int32_t qk_nope_head_dim = 0;          // [P] (128)
-  int32_t qk_rope_head_dim = 0;          // [R] (64), even
-  int32_t v_head_dim = 0;                // [V] (128)
-  int32_t intermediate_size = 0;         // of the dense layers (10944)
-  int32_t moe_intermediate_size = 0;     // [I] (1408)
-  int32_t num_experts = 0;               // [E] (64)
-  int32_t num_experts_per_tok = 0;       // [K] (6)
-  int32_t num_shared_experts = 0;        // (2)
-  int32_t first_k_dense_replace = 0;     // layers [0, this) are dense (1)
-  int32_t num_groups = 1;                // n_group; > 1 with group_limited_greedy
+  int32_t vocab_size = 0;             // (102400)
+  int32_t hidden_size = 0;            // [H] (2048)
+  int32_t num_layers = 0;             // (27)
+  int32_t num_heads = 0;              // [N] (16)
+  int32_t q_lora_rank = 0;            // 0: q_proj directly (V2-Lite)
+  int32_t kv_lora_rank = 0;           // [L] (512)
+  int32_t qk_nope_head_dim = 0;       // [P] (128)
+  int32_t qk_rope_head_dim = 0;       // [R] (64), even
+  int32_t v_head_dim = 0;             // [V] (128)
+  int32_t intermediate_size = 0;      // of the dense layers (10944)
+  int32_t moe_intermediate_size = 0;  // [I] (1408)
+  int32_t num_experts = 0;            // [E] (64)
+  int32_t num_experts_per_tok = 0;    // [K] (6)
+  int32_t num_shared_experts = 0;     // (2)
+  int32_t first_k_dense_replace = 0;  // layers [0, this) are dense (1)
+  int32_t num_groups = 1;             // n_group; > 1 with group_limited_greedy
   int32_t topk_group = 1;
-  bool group_limited = false;            // topk_method
+  bool group_limited = false;  // topk_method
   float routed_scaling_factor = 1.0f;
   float rms_norm_eps = 1e-6f;
   double rope_theta = 10000.0;
   bool yarn = false;
   YarnConfig yarn_config;
   bool tie_word_embeddings = false;
-  int64_t max_position_embeddings = 0;   // (163840)
-  int32_t bos_token_id = -1;             // -1: none
-  std::vector<int32_t> eos_token_ids;    // config.json and generation_config.json together, sorted
-  std::string dtype;                     // torch_dtype or dtype as the file says, "" where absent
-  std::vector<std::string> warnings;     // unknown harmless keys: one line in all
+  int64_t max_position_embeddings = 0;  // (163840)
+  int32_t bos_token_id = -1;            // -1: none
+  std::vector<int32_t> eos_token_ids;   // config.json and generation_config.json together, sorted
+  std::string dtype;                    // torch_dtype or dtype as the file says, "" where absent
+  std::vector<std::string> warnings;    // unknown harmless keys: one line in all
 
   int32_t q_dim() const { return num_heads * (qk_nope_head_dim + qk_rope_head_dim); }
   int32_t kv_a_dim() const { return kv_lora_rank + qk_rope_head_dim; }

@@ -15,7 +15,11 @@ constexpr float kLatentNormEps = 1e-6f;
 
 Model::Model(const ModelConfig& config, const ModelWeights& weights, Backend& backend,
              const StepLimits& limits)
-    : c_(config), w_(weights), backend_(backend), limits_(limits), softmax_scale_(softmax_scale(config)) {
+    : c_(config),
+      w_(weights),
+      backend_(backend),
+      limits_(limits),
+      softmax_scale_(softmax_scale(config)) {
   const std::vector<float> table = rope_table(config, limits.max_model_len);
   rope_table_ = static_cast<float*>(backend.allocate(table.size() * sizeof(float), "RoPE table"));
   backend.upload(rope_table_, table.data(), table.size() * sizeof(float));
@@ -35,7 +39,8 @@ Model::Model(const ModelConfig& config, const ModelWeights& weights, Backend& ba
 }
 
 void* Model::at(void* base, int64_t first, int64_t width) const {
-  return static_cast<std::byte*>(base) + first * width * static_cast<int64_t>(size_of(backend_.dtype()));
+  return static_cast<std::byte*>(base) +
+         first * width * static_cast<int64_t>(size_of(backend_.dtype()));
 }
 
 void Model::upload(const StepPlan& plan) {
@@ -60,12 +65,23 @@ void Model::forward(const StepPlan& plan) {
   pending_delta_ = false;
   for (int32_t i = 0; i < c_.num_layers; ++i) {
     const LayerWeights& w = w_.layers[static_cast<size_t>(i)];
-    backend_.add_norm({.residual = a_.residual, .delta = pending_delta_ ? a_.delta : nullptr,
-                       .weight = w.input_norm, .rows = nullptr, .out = a_.hidden, .T = T, .H = H,
+    backend_.add_norm({.residual = a_.residual,
+                       .delta = pending_delta_ ? a_.delta : nullptr,
+                       .weight = w.input_norm,
+                       .rows = nullptr,
+                       .out = a_.hidden,
+                       .T = T,
+                       .H = H,
                        .eps = c_.rms_norm_eps});
     attention(plan, w, i);  // hidden → delta
-    backend_.add_norm({.residual = a_.residual, .delta = a_.delta, .weight = w.post_attention_norm,
-                       .rows = nullptr, .out = a_.hidden, .T = T, .H = H, .eps = c_.rms_norm_eps});
+    backend_.add_norm({.residual = a_.residual,
+                       .delta = a_.delta,
+                       .weight = w.post_attention_norm,
+                       .rows = nullptr,
+                       .out = a_.hidden,
+                       .T = T,
+                       .H = H,
+                       .eps = c_.rms_norm_eps});
     feed_forward(w, i, T);  // hidden → delta (dense) or residual (mixture)
     pending_delta_ = !c_.is_moe(i);
   }
@@ -76,29 +92,58 @@ void Model::attention(const StepPlan& plan, const LayerWeights& w, int32_t layer
   const int32_t N = c_.num_heads, P = c_.qk_nope_head_dim, R = c_.qk_rope_head_dim;
   const int32_t L = c_.kv_lora_rank, V = c_.v_head_dim;
   const int64_t A = c_.q_lora_rank ? c_.q_lora_rank : c_.q_dim(), width = A + c_.kv_a_dim();
-  void* cache = cache_ + layer * slots_ * c_.kv_a_dim() * static_cast<int64_t>(size_of(backend_.dtype()));
+  void* cache =
+      cache_ + layer * slots_ * c_.kv_a_dim() * static_cast<int64_t>(size_of(backend_.dtype()));
 
   backend_.linear({.x = a_.hidden, .w = w.qkv_a, .out = a_.qkv_a, .out_f32 = false, .T = T});
   void* q = a_.qkv_a;
   int64_t q_stride = width;
   if (c_.q_lora_rank) {
-    backend_.norm({.x = a_.qkv_a, .x_stride = width, .weight = w.q_a_norm, .out = a_.q_a, .T = T,
-                   .dim = c_.q_lora_rank, .eps = kLatentNormEps});
+    backend_.norm({.x = a_.qkv_a,
+                   .x_stride = width,
+                   .weight = w.q_a_norm,
+                   .out = a_.q_a,
+                   .T = T,
+                   .dim = c_.q_lora_rank,
+                   .eps = kLatentNormEps});
     backend_.linear({.x = a_.q_a, .w = w.q_b, .out = a_.q, .out_f32 = false, .T = T});
     q = a_.q;
     q_stride = c_.q_dim();
   }
   // Every row of the step is in the cache before anything attends: keys come from there alone.
-  backend_.rope_cache({.q = q, .q_stride = q_stride, .kv_a = at(a_.qkv_a, 1, A), .kv_stride = width,
-                       .norm_weight = w.kv_a_norm, .rope_table = rope_table_,
-                       .positions = plan_.positions, .slots = plan_.slots, .cache = cache, .T = T,
-                       .N = N, .P = P, .R = R, .L = L, .eps = kLatentNormEps});
+  backend_.rope_cache({.q = q,
+                       .q_stride = q_stride,
+                       .kv_a = at(a_.qkv_a, 1, A),
+                       .kv_stride = width,
+                       .norm_weight = w.kv_a_norm,
+                       .rope_table = rope_table_,
+                       .positions = plan_.positions,
+                       .slots = plan_.slots,
+                       .cache = cache,
+                       .T = T,
+                       .N = N,
+                       .P = P,
+                       .R = R,
+                       .L = L,
+                       .eps = kLatentNormEps});
   prefill_passes(plan, w, cache, q, q_stride);
   if (!plan.decode.empty())
-    backend_.mla_decode({.q = q, .q_stride = q_stride, .cache = cache, .page_table = plan_.page_table,
-                         .rows = plan_.decode, .D = static_cast<int32_t>(plan.decode.size()),
-                         .kv_b = w.kv_b, .q_lat = a_.q_lat, .o_lat = a_.o_lat, .out = a_.attention,
-                         .N = N, .P = P, .R = R, .L = L, .V = V, .scale = softmax_scale_});
+    backend_.mla_decode({.q = q,
+                         .q_stride = q_stride,
+                         .cache = cache,
+                         .page_table = plan_.page_table,
+                         .rows = plan_.decode,
+                         .D = static_cast<int32_t>(plan.decode.size()),
+                         .kv_b = w.kv_b,
+                         .q_lat = a_.q_lat,
+                         .o_lat = a_.o_lat,
+                         .out = a_.attention,
+                         .N = N,
+                         .P = P,
+                         .R = R,
+                         .L = L,
+                         .V = V,
+                         .scale = softmax_scale_});
   backend_.linear({.x = a_.attention, .w = w.o, .out = a_.delta, .out_f32 = true, .T = T});
 }
 
@@ -107,15 +152,32 @@ void Model::prefill_passes(const StepPlan& plan, const LayerWeights& w, void* ca
   for (const Pass& pass : plan.passes) {
     const KeySpan* spans = plan_.key_spans + pass.span_begin;
     const int32_t num_spans = pass.span_end - pass.span_begin;
-    backend_.kv_up({.cache = cache, .page_table = plan_.page_table, .prefill = plan_.prefill,
-                    .spans = spans, .num_spans = num_spans, .kv_b = w.kv_b, .workspace = work_.kv,
-                    .L = c_.kv_lora_rank, .R = c_.qk_rope_head_dim});
-    backend_.mla_prefill({.q = q, .q_stride = q_stride, .workspace = work_.kv, .cache = cache,
-                          .page_table = plan_.page_table, .prefill = plan_.prefill, .spans = spans,
-                          .num_spans = num_spans, .state_max = work_.state_max,
-                          .state_sum = work_.state_sum, .state_out = work_.state_out,
-                          .out = a_.attention, .N = c_.num_heads, .P = c_.qk_nope_head_dim,
-                          .R = c_.qk_rope_head_dim, .L = c_.kv_lora_rank, .V = c_.v_head_dim,
+    backend_.kv_up({.cache = cache,
+                    .page_table = plan_.page_table,
+                    .prefill = plan_.prefill,
+                    .spans = spans,
+                    .num_spans = num_spans,
+                    .kv_b = w.kv_b,
+                    .workspace = work_.kv,
+                    .L = c_.kv_lora_rank,
+                    .R = c_.qk_rope_head_dim});
+    backend_.mla_prefill({.q = q,
+                          .q_stride = q_stride,
+                          .workspace = work_.kv,
+                          .cache = cache,
+                          .page_table = plan_.page_table,
+                          .prefill = plan_.prefill,
+                          .spans = spans,
+                          .num_spans = num_spans,
+                          .state_max = work_.state_max,
+                          .state_sum = work_.state_sum,
+                          .state_out = work_.state_out,
+                          .out = a_.attention,
+                          .N = c_.num_heads,
+                          .P = c_.qk_nope_head_dim,
+                          .R = c_.qk_rope_head_dim,
+                          .L = c_.kv_lora_rank,
+                          .V = c_.v_head_dim,
                           .scale = softmax_scale_});
   }
 }
@@ -134,32 +196,58 @@ void Model::feed_forward(const LayerWeights& w, int32_t layer, int64_t T) {
 void Model::dense(const LayerWeights& w, int64_t first, int64_t rows) {
   const int64_t H = c_.hidden_size;
   backend_.gated_linear({.x = at(a_.hidden, first, H), .w = w.gate_up, .out = a_.inner, .T = rows});
-  backend_.linear({.x = a_.inner, .w = w.down, .out = a_.delta + first * H, .out_f32 = true, .T = rows});
+  backend_.linear(
+      {.x = a_.inner, .w = w.down, .out = a_.delta + first * H, .out_f32 = true, .T = rows});
 }
 
 void Model::mixture(const LayerWeights& w, int64_t first, int64_t rows) {
   const int64_t H = c_.hidden_size;
   const int32_t E = c_.num_experts, K = c_.num_experts_per_tok, S = c_.num_shared_experts;
   const void* hidden = at(a_.hidden, first, H);
-  backend_.router({.x = hidden, .gate = w.router, .logits = a_.router_logits, .ids = a_.expert_ids,
-                   .weights = a_.expert_weights, .T = rows, .E = E, .K = K,
-                   .groups = c_.group_limited ? c_.num_groups : 1, .kept_groups = c_.topk_group,
+  backend_.router({.x = hidden,
+                   .gate = w.router,
+                   .logits = a_.router_logits,
+                   .ids = a_.expert_ids,
+                   .weights = a_.expert_weights,
+                   .T = rows,
+                   .E = E,
+                   .K = K,
+                   .groups = c_.group_limited ? c_.num_groups : 1,
+                   .kept_groups = c_.topk_group,
                    .scaling_factor = c_.routed_scaling_factor});
-  backend_.experts({.x = hidden, .ids = a_.expert_ids, .gate_up = w.experts_gate_up,
-                    .down = w.experts_down, .inner = a_.inner, .out = a_.expert_out, .T = rows, .E = E,
-                    .K = K, .S = S});
-  backend_.combine({.expert_out = a_.expert_out, .weights = a_.expert_weights,
-                    .residual = at(a_.residual, first, H), .T = rows, .H = H, .K = K, .S = S});
+  backend_.experts({.x = hidden,
+                    .ids = a_.expert_ids,
+                    .gate_up = w.experts_gate_up,
+                    .down = w.experts_down,
+                    .inner = a_.inner,
+                    .out = a_.expert_out,
+                    .T = rows,
+                    .E = E,
+                    .K = K,
+                    .S = S});
+  backend_.combine({.expert_out = a_.expert_out,
+                    .weights = a_.expert_weights,
+                    .residual = at(a_.residual, first, H),
+                    .T = rows,
+                    .H = H,
+                    .K = K,
+                    .S = S});
 }
 
 const float* Model::logits(std::span<const int32_t> rows) {
   const int64_t S = static_cast<int64_t>(rows.size());
   if (S > limits_.max_seqs) fail("logits of {} rows, expected at most {}", S, limits_.max_seqs);
   backend_.upload(plan_.sample_rows, rows.data(), rows.size_bytes());
-  backend_.add_norm({.residual = a_.residual, .delta = pending_delta_ ? a_.delta : nullptr,
-                     .weight = w_.final_norm, .rows = plan_.sample_rows, .out = a_.sampled_hidden,
-                     .T = S, .H = c_.hidden_size, .eps = c_.rms_norm_eps});
-  backend_.linear({.x = a_.sampled_hidden, .w = w_.lm_head, .out = a_.logits, .out_f32 = true, .T = S});
+  backend_.add_norm({.residual = a_.residual,
+                     .delta = pending_delta_ ? a_.delta : nullptr,
+                     .weight = w_.final_norm,
+                     .rows = plan_.sample_rows,
+                     .out = a_.sampled_hidden,
+                     .T = S,
+                     .H = c_.hidden_size,
+                     .eps = c_.rms_norm_eps});
+  backend_.linear(
+      {.x = a_.sampled_hidden, .w = w_.lm_head, .out = a_.logits, .out_f32 = true, .T = S});
   return a_.logits;
 }
 
@@ -183,9 +271,16 @@ StepOutput Model::step(const StepPlan& plan, const std::vector<RowSampling>& sam
   logits(rows);
   backend_.upload(plan_.specs, specs.data(), specs.size() * sizeof(SampleSpec));
   backend_.upload(plan_.bans, bans.data(), bans.size() * sizeof(int32_t));
-  backend_.sample({.logits = a_.logits, .specs = plan_.specs, .bans = plan_.bans, .tokens = a_.tokens,
-                   .logprobs = a_.logprobs, .top_ids = a_.top_ids, .top_logprobs = a_.top_logprobs,
-                   .S = static_cast<int32_t>(S), .vocab = c_.vocab_size, .max_top = kMaxTop});
+  backend_.sample({.logits = a_.logits,
+                   .specs = plan_.specs,
+                   .bans = plan_.bans,
+                   .tokens = a_.tokens,
+                   .logprobs = a_.logprobs,
+                   .top_ids = a_.top_ids,
+                   .top_logprobs = a_.top_logprobs,
+                   .S = static_cast<int32_t>(S),
+                   .vocab = c_.vocab_size,
+                   .max_top = kMaxTop});
   out.tokens.resize(S);
   out.logprobs.resize(S);
   out.top_ids.resize(S * kMaxTop);

@@ -14,14 +14,14 @@ namespace mla {
 
 // What a step's sampled rows gave; index as StepPlan::samples.
 struct StepOutput {
-  std::vector<int32_t> tokens;       // [S]; -1 where the logits were not finite
-  std::vector<float> logprobs;       // [S]
-  std::vector<int32_t> top_ids;      // [S, kMaxTop]; the first SampleSpec::num_top of a row are set
-  std::vector<float> top_logprobs;   // [S, kMaxTop]
+  std::vector<int32_t> tokens;      // [S]; -1 where the logits were not finite
+  std::vector<float> logprobs;      // [S]
+  std::vector<int32_t> top_ids;     // [S, kMaxTop]; the first SampleSpec::num_top of a row are set
+  std::vector<float> top_logprobs;  // [S, kMaxTop]
 };
 
-// The tokens that a row may not sample, beside its SampleSpec (whose ban_begin and ban_end are set by
-// Model::sample).
+// The tokens that a row may not sample, beside its SampleSpec (whose ban_begin and ban_end are set
+// by Model::sample).
 struct RowSampling {
   SampleSpec spec;
   std::span<const int32_t> bans;
@@ -29,7 +29,8 @@ struct RowSampling {
 
 class Model {
  public:
-  // Allocates the cache and every buffer of the worst case on the backend. All arguments outlive it.
+  // Allocates the cache and every buffer of the worst case on the backend. All arguments outlive
+  // it.
   Model(const ModelConfig& config, const ModelWeights& weights, Backend& backend,
         const StepLimits& limits);
 
@@ -58,9 +59,9 @@ class Model {
   Backend& backend_;
   StepLimits limits_;
   float softmax_scale_;
-  float* rope_table_;        // [max_model_len, R]
-  std::byte* cache_;         // [layers, pages · 64, L+R]
-  int64_t slots_;            // pages · 64
+  float* rope_table_;  // [max_model_len, R]
+  std::byte* cache_;   // [layers, pages · 64, L+R]
+  int64_t slots_;      // pages · 64
   PlanBuffers plan_{};
   WorkspaceBuffers work_{};
   ActivationBuffers a_{};

@@ -14,7 +14,8 @@ struct Piece {
   std::string name;
   int64_t expert = 0;
   int64_t row_begin = 0;
-  // The columns [col_begin, col_begin + cols) and rows [source_row, source_row + rows) of the tensor.
+  // The columns [col_begin, col_begin + cols) and rows [source_row, source_row + rows) of the
+  // tensor.
   int64_t source_row = 0, col_begin = 0, rows = 0;
 };
 
@@ -59,8 +60,8 @@ class Walk {
   static Piece whole(std::string name, int64_t rows, int64_t row_begin = 0, int64_t expert = 0) {
     return {.name = std::move(name), .expert = expert, .row_begin = row_begin, .rows = rows};
   }
-  void matrix(Matrix& target, MatrixKind kind, int64_t rows, int64_t cols, std::vector<Piece> pieces,
-              int64_t experts = 1) {
+  void matrix(Matrix& target, MatrixKind kind, int64_t rows, int64_t cols,
+              std::vector<Piece> pieces, int64_t experts = 1) {
     matrices_.push_back({&target, kind, experts, rows, cols, std::move(pieces)});
   }
   void vector(const float*& target, std::string name, int64_t size) {
@@ -77,7 +78,8 @@ class Walk {
             whole(attn + "kv_a_proj_with_mqa.weight", c_.kv_a_dim(), A)});
     if (q_rank) {
       vector(w.q_a_norm, attn + "q_a_layernorm.weight", q_rank);
-      matrix(w.q_b, MatrixKind::linear, c_.q_dim(), q_rank, {whole(attn + "q_b_proj.weight", c_.q_dim())});
+      matrix(w.q_b, MatrixKind::linear, c_.q_dim(), q_rank,
+             {whole(attn + "q_b_proj.weight", c_.q_dim())});
     }
     vector(w.kv_a_norm, attn + "kv_a_layernorm.weight", c_.kv_lora_rank);
     matrix(w.kv_b, MatrixKind::kv_b, c_.kv_b_dim(), c_.kv_lora_rank,
@@ -114,7 +116,8 @@ class Walk {
       gate_up.push_back(part);
       gate_up.back().name = shared + "up_proj.weight";
       gate_up.back().row_begin = I;
-      down.push_back({.name = shared + "down_proj.weight", .expert = E + s, .col_begin = s * I, .rows = H});
+      down.push_back(
+          {.name = shared + "down_proj.weight", .expert = E + s, .col_begin = s * I, .rows = H});
     }
     const int64_t experts = E + c_.num_shared_experts;
     matrix(w.experts_gate_up, MatrixKind::gate_up, 2 * I, H, std::move(gate_up), experts);
@@ -196,7 +199,8 @@ size_t weight_bytes(const ModelConfig& config, const Backend& backend, DType sto
   ModelWeights weights;
   const Walk walk(config, weights);
   size_t bytes = 0;
-  for (const VectorPlan& plan : walk.vectors()) bytes += static_cast<size_t>(plan.size) * sizeof(float);
+  for (const VectorPlan& plan : walk.vectors())
+    bytes += static_cast<size_t>(plan.size) * sizeof(float);
   for (const MatrixPlan& plan : walk.matrices())
     bytes += backend.matrix_bytes(plan.kind, plan.experts, plan.rows, plan.cols, stored,
                                   config.num_heads, config.qk_nope_head_dim);

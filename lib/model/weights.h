@@ -22,19 +22,19 @@ struct LayerWeights {
   Matrix o;                                    // [H, N·V]
   const float* post_attention_norm = nullptr;  // [H]
   // A dense layer:
-  Matrix gate_up;                              // [2·intermediate, H]
-  Matrix down;                                 // [H, intermediate]
+  Matrix gate_up;  // [2·intermediate, H]
+  Matrix down;     // [H, intermediate]
   // A mixture of experts; the shared MLP of width S·I is cut into S experts of width I.
-  Matrix router;                               // [E, H]
-  Matrix experts_gate_up;                      // E + S of [2·I, H]
-  Matrix experts_down;                         // E + S of [H, I]
+  Matrix router;           // [E, H]
+  Matrix experts_gate_up;  // E + S of [2·I, H]
+  Matrix experts_down;     // E + S of [H, I]
 };
 
 struct ModelWeights {
-  Matrix embedding;                            // [vocab, H]
+  Matrix embedding;  // [vocab, H]
   std::vector<LayerWeights> layers;
-  const float* final_norm = nullptr;           // [H]
-  Matrix lm_head;                              // [vocab, H]
+  const float* final_norm = nullptr;  // [H]
+  Matrix lm_head;                     // [vocab, H]
 };
 
 // A tensor of the checkpoint by its name, [rows, cols] ([1, n] for a vector). Throws Error.

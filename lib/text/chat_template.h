@@ -8,7 +8,7 @@
 namespace mla {
 
 struct ChatMessage {
-  std::string role;     // "system", "user" or "assistant"
+  std::string role;  // "system", "user" or "assistant"
   std::string content;
 };
 
@@ -24,9 +24,9 @@ class ChatTemplate {
   bool usable() const;
 
   // BOS; system → content "\n\n"; user → "User: " content "\n\n"; assistant → "Assistant: "
-  // content EOS; then the generation prompt "Assistant:". Throws Error: no template, a template whose text
-  // is not DeepSeek-V2's (its beginning is quoted, with the advice to send rendered prompts), an
-  // unknown role (named), no message.
+  // content EOS; then the generation prompt "Assistant:". Throws Error: no template, a template
+  // whose text is not DeepSeek-V2's (its beginning is quoted, with the advice to send rendered
+  // prompts), an unknown role (named), no message.
   std::string render(const std::vector<ChatMessage>& messages,
                      bool add_generation_prompt = true) const;
 

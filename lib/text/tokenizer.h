@@ -39,11 +39,11 @@ class Tokenizer {
   // Concatenated token bytes, bytes that are not UTF-8 replaced by U+FFFD as Hugging Face does.
   std::string decode(const std::vector<int32_t>& ids, bool skip_special = true) const;
 
-  int32_t vocab_size() const;     // one past the largest id that has a token
+  int32_t vocab_size() const;  // one past the largest id that has a token
   bool is_special(int32_t id) const;
-  int32_t bos_id() const;         // of tokenizer_config.json's bos_token, or -1
-  int32_t eos_id() const;         // likewise
-  bool add_bos() const;           // tokenizer_config.json's add_bos_token, false where absent
+  int32_t bos_id() const;  // of tokenizer_config.json's bos_token, or -1
+  int32_t eos_id() const;  // likewise
+  bool add_bos() const;    // tokenizer_config.json's add_bos_token, false where absent
   const std::string& bos_text() const;
   const std::string& eos_text() const;
   const std::string& chat_template() const;  // tokenizer_config.json's, or ""

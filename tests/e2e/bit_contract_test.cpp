@@ -11,8 +11,9 @@ namespace mla::test {
 namespace {
 
 // Prompt lengths around budgets, pages, tiles and the workspace, on both sides.
-const std::vector<int32_t> kLengths = {1,  2,  3,  15, 16, 17,  18,  31,  32,  33,  34,  63,  64,  65,  66,  95,
-                                       96, 97, 127, 128, 129, 130, 191, 192, 193, 250, 251, 252, 255, 256, 257, 300};
+const std::vector<int32_t> kLengths = {1,   2,   3,   15,  16,  17,  18,  31,  32,  33,  34,
+                                       63,  64,  65,  66,  95,  96,  97,  127, 128, 129, 130,
+                                       191, 192, 193, 250, 251, 252, 255, 256, 257, 300};
 
 // Those of kLengths that the model's positions allow.
 std::vector<BatchRequest> ragged_requests(const ModelConfig& config) {
@@ -53,7 +54,8 @@ std::vector<Variant> variants() {
     all.push_back({"on " + std::to_string(budget), {.chunked = true, .budget = budget}});
   all.push_back({"off", {}});
   all.push_back({"off workspace of one tile", {.workspace_tokens = kKeyTile}});
-  all.push_back({"on 64 workspace of one tile", {.chunked = true, .budget = 64, .workspace_tokens = kKeyTile}});
+  all.push_back({"on 64 workspace of one tile",
+                 {.chunked = true, .budget = 64, .workspace_tokens = kKeyTile}});
   all.push_back({"on 251 batch of 1", {.chunked = true, .budget = 251, .max_seqs = 1}});
   all.push_back({"off shuffled", {}, true});
   all.push_back({"on 17 shuffled", {.chunked = true, .budget = 17}, true});
@@ -93,7 +95,8 @@ void check_contract(const std::string& checkpoint, DType dtype) {
                                       variant.shuffled ? shuffled : std::vector<size_t>{});
     same(run, variant.name);
     if (variant.options.kv_pages) preempted += run.stats.preemptions;
-    if (variant.options.chunked && variant.options.budget == 64) CHECK(run.stats.prompts_split > 10);
+    if (variant.options.chunked && variant.options.budget == 64)
+      CHECK(run.stats.prompts_split > 10);
   }
   CHECK(preempted > 0);
   for (const int threads : {2, 3}) {

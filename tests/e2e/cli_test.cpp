@@ -10,13 +10,15 @@ namespace fs = std::filesystem;
 
 const std::string kModel = "-m " + source_path("examples/tiny-random") + " ";
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 TEST_CASE("The quickstart's prompts give the same bits in both modes and at least half are split") {
   TempDir dir;
-  const ProcessResult result =
-      run_program(dir, kModel + "--chunked-prefill both --max-num-batched-tokens 64 --logprobs 2 -o " +
-                           (dir / "out") + " " + source_path("examples/prompts.jsonl"));
+  const ProcessResult result = run_program(
+      dir, kModel + "--chunked-prefill both --max-num-batched-tokens 64 --logprobs 2 -o " +
+               (dir / "out") + " " + source_path("examples/prompts.jsonl"));
   CHECK(result.exit_code == 0);
   CHECK(has(result.out, "identical: 64 of 64 requests"));
   const Json report = parse_json(read_file(dir / "out/compare.json"), "compare.json");
@@ -41,24 +43,28 @@ TEST_CASE("One changed token makes the comparison exit 4") {
   write_text(dir / "p.jsonl", "{\"prompt\": \"one two three\"}\n{\"prompt\": \"four\"}\n");
   REQUIRE(run_program(dir, kModel + "-o " + (dir / "a") + " " + (dir / "p.jsonl")).exit_code == 0);
   fs::copy(dir / "a", dir / "b");
-  CHECK(run_program(dir, "compare --json " + (dir / "c.json") + " " + (dir / "a") + " " + (dir / "b"))
-            .exit_code == 0);
+  CHECK(
+      run_program(dir, "compare --json " + (dir / "c.json") + " " + (dir / "a") + " " + (dir / "b"))
+          .exit_code == 0);
   std::string text = read_file(dir / "b/outputs.jsonl");
   const size_t at = text.find("\"token_ids\":[") + 13;
   text.replace(at, text.find(',', at) - at, "7");
   write_text(dir / "b/outputs.jsonl", text);
-  const ProcessResult result =
-      run_program(dir, "compare --json " + (dir / "c.json") + " " + (dir / "a") + " " + (dir / "b"));
+  const ProcessResult result = run_program(
+      dir, "compare --json " + (dir / "c.json") + " " + (dir / "a") + " " + (dir / "b"));
   CHECK(result.exit_code == 4);
   CHECK(has(result.out, "1 of 2"));
 }
 
-TEST_CASE("A file with every kind of bad line gives one record a line and right answers for the good ones") {
+TEST_CASE(
+    "A file with every kind of bad line gives one record a line and right answers for the good "
+    "ones") {
   TempDir dir;
-  const std::string good_a = R"({"id": "good a", "prompt": "A baker has 3 trays of bread.", "max_tokens": 5})";
+  const std::string good_a =
+      R"({"id": "good a", "prompt": "A baker has 3 trays of bread.", "max_tokens": 5})";
   const std::string good_b = R"({"id": 7, "prompt": [5, 6, 7, 8], "max_tokens": 4, "answer": "3"})";
   std::string text = "\xEF\xBB\xBF" + good_a + "\r\n\n";
-  const std::vector<std::pair<std::string, std::string>> bad = {
+  std::vector<std::pair<std::string, std::string>> bad = {
       {"{not json", "not valid JSON"},
       {"[1, 2]", "object"},
       {"\"text\"", "object"},
@@ -90,16 +96,25 @@ TEST_CASE("A file with every kind of bad line gives one record a line and right 
       {R"({"messages": []})", "messages"},
       {R"({"messages": [{"role": "wizard", "content": "x"}]})", "wizard"},
       {R"({"messages": [{"role": "user"}]})", "content"},
-      {R"({"custom_id": "c", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}})", "not"},
+      {R"({"custom_id": "c", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}})",
+       "not"},
   };
   for (const auto& [line, message] : bad) text += line + "\n";
+  // More end ids than a row may ban.
+  std::string ids = "0";
+  for (int i = 2; i < 80; ++i) ids += "," + std::to_string(i);
+  bad.push_back(
+      {R"({"prompt": "x", "max_tokens": 4, "min_tokens": 2, "stop_token_ids": [)" + ids + "]}",
+       "64"});
+  text += bad.back().first + "\n";
   // 4096 positions: one prompt at the limit.
   std::string long_prompt = "{\"prompt\": [9";
   for (int i = 1; i < 4096; ++i) long_prompt += ",9";
   text += long_prompt + "]}\n" + good_b;  // no newline at the end
   write_text(dir / "p.jsonl", text);
 
-  const ProcessResult result = run_program(dir, kModel + "-o " + (dir / "out") + " " + (dir / "p.jsonl"));
+  const ProcessResult result =
+      run_program(dir, kModel + "-o " + (dir / "out") + " " + (dir / "p.jsonl"));
   CHECK(result.exit_code == 3);
   const std::vector<Json> records = read_lines(dir / "out/outputs.jsonl");
   REQUIRE(records.size() == bad.size() + 3);
@@ -116,11 +131,14 @@ TEST_CASE("A file with every kind of bad line gives one record a line and right 
   CHECK(has(limit.at("error").at("message").get<std::string>(), "4096"));
 
   write_text(dir / "good.jsonl", good_a + "\n" + good_b + "\n");
-  REQUIRE(run_program(dir, kModel + "-o " + (dir / "alone") + " " + (dir / "good.jsonl")).exit_code == 0);
+  REQUIRE(
+      run_program(dir, kModel + "-o " + (dir / "alone") + " " + (dir / "good.jsonl")).exit_code ==
+      0);
   const std::vector<Json> alone = read_lines(dir / "alone/outputs.jsonl");
   const auto same = [](const Json& a, const Json& b) {
-    return a.at("status") == "ok" && a.at("id") == b.at("id") && a.at("token_ids") == b.at("token_ids") &&
-           a.at("logprob_hash") == b.at("logprob_hash") && a.at("text") == b.at("text");
+    return a.at("status") == "ok" && a.at("id") == b.at("id") &&
+           a.at("token_ids") == b.at("token_ids") && a.at("logprob_hash") == b.at("logprob_hash") &&
+           a.at("text") == b.at("text");
   };
   CHECK(same(records.front(), alone[0]));
   CHECK(same(records.back(), alone[1]));
@@ -137,7 +155,8 @@ TEST_CASE("Stops and token limits end a request as they say") {
   REQUIRE(ids.size() == 12);
   REQUIRE(plain.at("finish_reason") == "length");
 
-  Json by_id = {{"id", "id"}, {"prompt", "A baker has"}, {"max_tokens", 12}, {"stop_token_ids", {ids[4]}}};
+  Json by_id = {
+      {"id", "id"}, {"prompt", "A baker has"}, {"max_tokens", 12}, {"stop_token_ids", {ids[4]}}};
   Json late = by_id;
   late["id"] = "late";
   late["min_tokens"] = 8;
@@ -161,7 +180,8 @@ TEST_CASE("Options that cannot work are told before anything is loaded and exit 
   TempDir dir;
   write_text(dir / "p.jsonl", "{\"prompt\": \"x\"}\n");
   const auto message = [&](const std::string& options) {
-    const ProcessResult result = run_program(dir, kModel + "-o " + (dir / "o") + " " + options + " " + (dir / "p.jsonl"));
+    const ProcessResult result =
+        run_program(dir, kModel + "-o " + (dir / "o") + " " + options + " " + (dir / "p.jsonl"));
     INFO(options << ": " << result.err);
     CHECK(result.exit_code == 2);
     CHECK(!has(result.err, "loaded"));
@@ -178,7 +198,8 @@ TEST_CASE("Options that cannot work are told before anything is loaded and exit 
   CHECK(has(message("--mla-workspace-tokens 0"), "mla-workspace-tokens"));
   CHECK(has(message("--top-p 0"), "top-p"));
   CHECK(has(message("--temperature -1"), "temperature"));
-  const ProcessResult both = run_program(dir, kModel + "--chunked-prefill both -o - " + (dir / "p.jsonl"));
+  const ProcessResult both =
+      run_program(dir, kModel + "--chunked-prefill both -o - " + (dir / "p.jsonl"));
   CHECK(both.exit_code == 2);
   CHECK(has(both.err, "both"));
   CHECK(!fs::exists(dir / "o/outputs.jsonl"));
@@ -196,7 +217,8 @@ TEST_CASE("An output that exists is refused without overwrite and the input is n
   CHECK(refused.exit_code == 2);
   CHECK(has(refused.err, "outputs.jsonl"));
   CHECK(run_program(dir, "run --overwrite " + command).exit_code == 0);
-  const ProcessResult input = run_program(dir, kModel + "--overwrite -o " + (dir / "o") + " " + (dir / "o/outputs.jsonl"));
+  const ProcessResult input =
+      run_program(dir, kModel + "--overwrite -o " + (dir / "o") + " " + (dir / "o/outputs.jsonl"));
   CHECK(input.exit_code != 0);
   CHECK(read_lines(dir / "o/outputs.jsonl").size() == 1);
 }
@@ -204,12 +226,17 @@ TEST_CASE("An output that exists is refused without overwrite and the input is n
 TEST_CASE("Standard input and output work and the mode's word is optional") {
   TempDir dir;
   write_text(dir / "p.jsonl", "{\"prompt\": \"x\"}\n{\"prompt\": \"y\"}\n{\"prompt\": \"z\"}\n");
-  const ProcessResult piped = run_program(dir, kModel + "--quiet --limit 2 -o - -", dir / "p.jsonl");
+  const ProcessResult piped =
+      run_program(dir, kModel + "--quiet --limit 2 -o - -", dir / "p.jsonl");
   CHECK(piped.exit_code == 0);
   CHECK(std::count(piped.out.begin(), piped.out.end(), '\n') == 2);
   const auto mode_of = [&](const std::string& words) {
-    REQUIRE(run_program(dir, words + " " + kModel + " --quiet --overwrite -o " + (dir / "o")).exit_code == 0);
-    return parse_json(read_file(dir / "o/run.json"), "run.json").at("options").at("chunked_prefill").get<std::string>();
+    REQUIRE(run_program(dir, words + " " + kModel + " --quiet --overwrite -o " + (dir / "o"))
+                .exit_code == 0);
+    return parse_json(read_file(dir / "o/run.json"), "run.json")
+        .at("options")
+        .at("chunked_prefill")
+        .get<std::string>();
   };
   CHECK(mode_of("--chunked-prefill " + (dir / "p.jsonl")) == "on");
   CHECK(mode_of("--chunked-prefill on " + (dir / "p.jsonl")) == "on");
@@ -224,7 +251,8 @@ TEST_CASE("A checkpoint without tokenizer.json serves token ids and refuses text
   fs::copy(source_path("examples/tiny-random"), dir / "m");
   fs::remove(dir / "m/tokenizer.json");
   write_text(dir / "p.jsonl", "{\"prompt\": [5, 6]}\n{\"prompt\": \"text\"}\n");
-  CHECK(run_program(dir, "-m " + (dir / "m") + " -o " + (dir / "o") + " " + (dir / "p.jsonl")).exit_code == 3);
+  CHECK(run_program(dir, "-m " + (dir / "m") + " -o " + (dir / "o") + " " + (dir / "p.jsonl"))
+            .exit_code == 3);
   const std::vector<Json> records = read_lines(dir / "o/outputs.jsonl");
   REQUIRE(records.size() == 2);
   CHECK(records[0].at("status") == "ok");
@@ -238,7 +266,8 @@ TEST_CASE("A broken checkpoint ends the run with a message that names the file")
   fs::copy(source_path("examples/tiny-random"), dir / "m");
   const std::string shard = dir / "m/model-00002-of-00003.safetensors";
   fs::resize_file(shard, fs::file_size(shard) - 1000);
-  const ProcessResult result = run_program(dir, "-m " + (dir / "m") + " -o " + (dir / "o") + " " + (dir / "p.jsonl"));
+  const ProcessResult result =
+      run_program(dir, "-m " + (dir / "m") + " -o " + (dir / "o") + " " + (dir / "p.jsonl"));
   CHECK(result.exit_code == 1);
   CHECK(has(result.err, "model-00002-of-00003.safetensors"));
   CHECK(run_program(dir, "inspect " + (dir / "m")).exit_code == 1);
@@ -254,7 +283,8 @@ TEST_CASE("The released index passes inspection and its memory plan is shown") {
   CHECK(has(inspect.out, "5291 tensors, 15706484224 parameters, 31412968448 bytes"));
   CHECK(has(inspect.out, "missing from the index: 0"));
   CHECK(has(inspect.out, "in the index, not expected: 0"));
-  const ProcessResult plan = run_program(dir, "plan --chunked-prefill both --device-memory 1G -m " + lite);
+  const ProcessResult plan =
+      run_program(dir, "plan --chunked-prefill both --device-memory 1G -m " + lite);
   CHECK(plan.exit_code == 1);  // 31 GB of weights
   CHECK(has(plan.out, "does not fit"));
 }
@@ -266,7 +296,8 @@ TEST_CASE("No file of lib includes a CUDA or NCCL header") {
     if (!entry.is_regular_file()) continue;
     ++files;
     const std::string text = read_file(entry.path().string());
-    for (const char* header : {"<cuda", "\"cuda", "<cublas", "<nccl", "kernels/cuda", "kernels/cpu"})
+    for (const char* header :
+         {"<cuda", "\"cuda", "<cublas", "<nccl", "kernels/cuda", "kernels/cpu"})
       CHECK(!has(text, std::string("#include ") + header));
   }
   CHECK(files > 20);

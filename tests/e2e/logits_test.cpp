@@ -15,15 +15,16 @@ const std::string kRoot = source_path("tests/data/expected");
 constexpr float kRouterGap = 1e-5f;  // nearer scores may choose another expert
 
 // Rows of all prompts at positions >= 1, those of a narrow router gap skipped.
-CompareResult compare_with_expected(LoadedModel& loaded, const RunOptions& options, const Expected& expected,
-                                    int64_t& left_out, int64_t& rows) {
+CompareResult compare_with_expected(LoadedModel& loaded, const RunOptions& options,
+                                    const Expected& expected, int64_t& left_out, int64_t& rows) {
   LogitsRunner runner(loaded, options);
   const size_t vocab = static_cast<size_t>(expected.vocab_size);
   std::vector<float> got, want;
   std::vector<uint8_t> skip;
   for (const ExpectedPrompt& prompt : expected.prompts) {
     std::vector<float> all;
-    runner.run(prompt.ids, [&](int32_t, const float* row) { all.insert(all.end(), row, row + vocab); });
+    runner.run(prompt.ids,
+               [&](int32_t, const float* row) { all.insert(all.end(), row, row + vocab); });
     for (size_t i = 0; i < prompt.positions.size(); ++i) {
       const size_t position = static_cast<size_t>(prompt.positions[i]);
       if (position < 1) continue;
@@ -52,8 +53,9 @@ TEST_CASE("Logits of the CPU backend in float32 are those of transformers in bot
       }
       int64_t left_out = 0, rows = 0;
       const CompareResult result = compare_with_expected(loaded, options, expected, left_out, rows);
-      std::printf("%-22s chunked %d: %lld rows, %lld left out, max error %.3g\n", name.c_str(), chunked,
-                  static_cast<long long>(rows), static_cast<long long>(left_out), result.max_error);
+      std::printf("%-22s chunked %d: %lld rows, %lld left out, max error %.3g\n", name.c_str(),
+                  chunked, static_cast<long long>(rows), static_cast<long long>(left_out),
+                  result.max_error);
       INFO(name << " chunked " << chunked << ": " << result.describe());
       CHECK(rows > 0);
       CHECK(result.within(1e-4));
@@ -62,8 +64,8 @@ TEST_CASE("Logits of the CPU backend in float32 are those of transformers in bot
   }
 }
 
-// bfloat16 has 8 bits, and where two routing scores are near another expert may be chosen: such a row
-// is far from float32 and says nothing of the arithmetic. The median row is what is judged.
+// bfloat16 has 8 bits, and where two routing scores are near another expert may be chosen: such a
+// row is far from float32 and says nothing of the arithmetic. The median row is what is judged.
 TEST_CASE("Logits of the CPU backend in bfloat16 are near those of float32") {
   TempDir dir;
   for (const std::string name : {"lite_yarn", "lite_dense", "odd_groups", "odd_yarn"}) {
@@ -75,7 +77,8 @@ TEST_CASE("Logits of the CPU backend in bfloat16 are near those of float32") {
     std::vector<double> errors = result.row_errors;
     std::sort(errors.begin(), errors.end());
     const double median = errors[errors.size() / 2];
-    std::printf("%-22s bfloat16: median error %.3g, max %.3g\n", name.c_str(), median, result.max_error);
+    std::printf("%-22s bfloat16: median error %.3g, max %.3g\n", name.c_str(), median,
+                result.max_error);
     INFO(name << ": " << result.describe());
     CHECK(result.mask_mismatches == 0);
     CHECK(median <= 3e-2);
@@ -86,7 +89,8 @@ TEST_CASE("Logits of the CPU backend in bfloat16 are near those of float32") {
 // Generated tokens take the absorbed path; the naive model has neither cache nor absorption.
 TEST_CASE("Greedy generation in float32 follows the naive model token by token") {
   TempDir dir;
-  for (const std::string name : {"lite_yarn", "lite_groups", "lite_yarn_no_all_dim", "odd_groups", "odd_yarn"}) {
+  for (const std::string name :
+       {"lite_yarn", "lite_groups", "lite_yarn_no_all_dim", "odd_groups", "odd_yarn"}) {
     const Expected expected = load_expected(kRoot, name);
     write_synthetic_checkpoint(expected.dir, dir / name);
     LoadedModel loaded(dir / name, DType::f32, 2);

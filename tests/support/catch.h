@@ -13,11 +13,11 @@
 #include <string>
 
 // Ends the test as skipped: ctest matches the word. Use where an asset or a GPU is not there.
-#define MLA_SKIP(reason)                               \
-  do {                                                 \
-    std::printf("SKIPPED: %s\n", (reason));            \
-    SUCCEED("SKIPPED");                                \
-    return;                                            \
+#define MLA_SKIP(reason)                    \
+  do {                                      \
+    std::printf("SKIPPED: %s\n", (reason)); \
+    SUCCEED("SKIPPED");                     \
+    return;                                 \
   } while (0)
 
 namespace mla::test {

@@ -18,14 +18,16 @@ LoadedModel::LoadedModel(const std::string& dir, DType run_dtype, int threads)
       config, *backend,
       [&](const std::string& name) {
         const TensorView view = checkpoint.tensor(name);
-        const int64_t cols = view.shape.back(), rows = view.shape.size() > 1 ? view.shape.front() : 1;
+        const int64_t cols = view.shape.back(),
+                      rows = view.shape.size() > 1 ? view.shape.front() : 1;
         return HostTensor{view.data, view.dtype, rows, cols, cols};
       },
       nullptr);
 }
 
 MemoryPlan plan_for(const LoadedModel& loaded, const RunOptions& options) {
-  EngineOptions engine{.chunked = options.chunked, .max_seqs = options.max_seqs, .dtype = loaded.dtype};
+  EngineOptions engine{
+      .chunked = options.chunked, .max_seqs = options.max_seqs, .dtype = loaded.dtype};
   if (options.budget) engine.max_batched_tokens = options.budget;
   if (options.workspace_tokens) engine.workspace_tokens = options.workspace_tokens;
   if (options.max_model_len) engine.max_model_len = options.max_model_len;
@@ -49,7 +51,8 @@ void LogitsRunner::run(const std::vector<int32_t>& ids,
     const StepPlan plan = scheduler.next();
     model_.forward(plan);
     for (int32_t first = 0; first < plan.rows(); first += plan_.limits.max_seqs) {
-      std::vector<int32_t> rows(static_cast<size_t>(std::min(plan_.limits.max_seqs, plan.rows() - first)));
+      std::vector<int32_t> rows(
+          static_cast<size_t>(std::min(plan_.limits.max_seqs, plan.rows() - first)));
       std::iota(rows.begin(), rows.end(), first);
       const float* logits = model_.logits(rows);
       std::vector<float> host(rows.size() * vocab);

@@ -1,4 +1,5 @@
-// Runs a checkpoint in-process for tests: logits of prompts, and whole batches of token-id requests.
+// Runs a checkpoint in-process for tests: logits of prompts, and whole batches of token-id
+// requests.
 #pragma once
 
 #include <functional>
@@ -29,8 +30,8 @@ struct RunOptions {
   int32_t budget = 0;            // 0: the mode's default
   int32_t workspace_tokens = 0;  // 0: default
   int32_t max_seqs = 32;
-  int32_t max_model_len = 0;     // 0: default
-  int32_t kv_pages = 0;          // 0: plenty
+  int32_t max_model_len = 0;  // 0: default
+  int32_t kv_pages = 0;       // 0: plenty
   uint64_t seed = 0;
 };
 
@@ -65,9 +66,10 @@ struct BatchRun {
   SchedulerStats stats;
 };
 
-// Runs the requests through the engine in the given order (all of them when empty). Request i has the
-// id i wherever it stands. Throws Error where a request fails.
+// Runs the requests through the engine in the given order (all of them when empty). Request i has
+// the id i wherever it stands. Throws Error where a request fails.
 BatchRun run_requests(LoadedModel& loaded, const RunOptions& options,
-                      const std::vector<BatchRequest>& requests, const std::vector<size_t>& order = {});
+                      const std::vector<BatchRequest>& requests,
+                      const std::vector<size_t>& order = {});
 
 }  // namespace mla::test
