@@ -29,7 +29,7 @@ TEST_CASE("The quickstart's prompts give the same bits in both modes and at leas
   CHECK(on.at("counts").at("prompts_split").get<int>() >= 32);
   const Json off = parse_json(read_file(dir / "out/off/run.json"), "run.json");
   CHECK(off.at("counts").at("prompts_split").get<int>() == 0);
-  CHECK(off.at("input_sha256") == on.at("input_sha256"));
+  CHECK(off.at("input").at("sha256") == on.at("input").at("sha256"));
   const std::vector<Json> records = read_lines(dir / "out/on/outputs.jsonl");
   REQUIRE(records.size() == 64);
   for (size_t i = 0; i < records.size(); ++i) {
