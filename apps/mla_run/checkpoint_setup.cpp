@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "apps/mla_run/options.h"
 #include "lib/model/tensor_table.h"
 
 namespace mla {
@@ -41,7 +42,7 @@ TextFiles load_text_files(const std::string& model_dir) {
 }
 
 void print_warnings(const std::vector<std::string>& warnings) {
-  for (const std::string& warning : warnings) fmt::print(stderr, "warning: {}\n", warning);
+  for (const std::string& warning : warnings) say("warning: {}\n", warning);
 }
 
 }  // namespace mla

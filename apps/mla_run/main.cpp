@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -40,25 +41,32 @@ int run_program(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? mla::kExitOk : mla::kExitUsage;
   }
+  int code = mla::kExitUsage;
   for (const auto& [command, run] : commands)
-    if (command->parsed()) return run();
-  return mla::kExitUsage;
+    if (command->parsed()) code = run();
+  if (std::fflush(stdout) != 0 || std::ferror(stdout))
+    mla::fail("standard output: it could not be written");
+  return code;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  // A file opened later must not take the place of a closed standard descriptor.
+  for (int fd = 0; fd <= 2; ++fd)
+    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_RDONLY : O_WRONLY) < 0)
+      return mla::kExitFatal;
   // A reader of our standard output that goes away is an error of write(), with a message.
   std::signal(SIGPIPE, SIG_IGN);
   try {
     return run_program(argc, argv);
   } catch (const mla::UsageError& e) {
-    fmt::print(stderr, "mla-run: {}\n", e.what());
+    mla::say("mla-run: {}\n", e.what());
     return mla::kExitUsage;
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "mla-run: out of memory\n");
+    mla::say("mla-run: out of memory\n");
   } catch (const std::exception& e) {
-    fmt::print(stderr, "mla-run: {}\n", e.what());
+    mla::say("mla-run: {}\n", e.what());
   }
   return mla::kExitFatal;
 }

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "lib/base/error.h"
+#include "lib/text/utf8.h"
 
 namespace mla {
 
@@ -113,7 +114,7 @@ void SamplingFlags::add_to(CLI::App& app) {
       ->group(group);
 }
 
-SamplingParams SamplingFlags::params() const {
+SamplingParams SamplingFlags::params(int32_t vocab_size) const {
   if (!(temperature >= 0) || std::isinf(temperature))
     usage_fail("--temperature: expected a finite number of at least 0, found {}", temperature);
   if (!(top_p > 0 && top_p <= 1))
@@ -124,8 +125,17 @@ SamplingParams SamplingFlags::params() const {
   if (min_tokens < 0) usage_fail("--min-tokens: expected at least 0, found {}", min_tokens);
   if (logprobs && (*logprobs < 0 || *logprobs > kMaxLogprobs))
     usage_fail("--logprobs: expected 0 to {}, found {}", kMaxLogprobs, *logprobs);
-  for (const std::string& text : stop)
+  if (max_tokens && min_tokens > *max_tokens)
+    usage_fail("--min-tokens: expected at most the {} of --max-tokens, found {}", *max_tokens,
+               min_tokens);
+  for (const std::string& text : stop) {
     if (text.empty()) usage_fail("--stop: expected a string that is not empty");
+    if (find_invalid_utf8(text) != std::string_view::npos)
+      usage_fail("--stop: expected UTF-8 text");
+  }
+  for (const int32_t id : stop_token_ids)
+    if (id < 0 || id >= vocab_size)
+      usage_fail("--stop-token-ids: expected ids in [0, {}), found {}", vocab_size, id);
   SamplingParams params;
   params.temperature = temperature;
   params.top_k = top_k;

@@ -1,7 +1,10 @@
 // Command-line options, shared by the subcommands.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <optional>
 #include <string>
 #include <vector>
@@ -47,18 +50,24 @@ struct SamplingFlags {
   float temperature = 0, top_p = 1;
   int32_t top_k = 0, min_tokens = 0;
   std::optional<int32_t> max_tokens, logprobs;
-  uint64_t seed = 0;
+  int64_t seed = 0;
   std::vector<std::string> stop;
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
 
   void add_to(CLI::App& app);
-  // Throws UsageError on a value out of range, naming the option.
-  SamplingParams params() const;
+  // Throws UsageError on a value out of range, naming the option. Token ids lie in [0, vocab_size).
+  SamplingParams params(int32_t vocab_size) const;
 };
 
 // "4096", "4G", "512MiB": bytes, K = 1024. Throws UsageError that names the option.
 uint64_t parse_size(const std::string& text, const char* option);
+
+// A line for people, on standard error. A log that cannot be written never ends a run.
+template <class... Args>
+void say(fmt::format_string<Args...> format, Args&&... args) {
+  std::fputs(fmt::format(format, std::forward<Args>(args)...).c_str(), stderr);
+}
 
 // `--chunked-prefill` takes the next word only if it is on, off or both;
 // `--[no-]enable-chunked-prefill` are the same option; without a subcommand it is `run`.

@@ -168,7 +168,8 @@ void Engine::finish(Live& live, const Sink& sink) {
   if (!live.finite) {
     sink(make_bad_line(
         live.request, error_code::kNotFinite,
-        fmt::format("logits of token {} are not finite", live.result.token_ids.size())));
+        fmt::format("the logits of token {} are not finite, or all its tokens are ruled out",
+                    live.result.token_ids.size())));
     return;
   }
   if (text_.tokenizer) {

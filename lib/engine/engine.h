@@ -53,7 +53,8 @@ class Engine {
   void add(Request request, const Sink& sink);
 
   bool has_work() const { return scheduler_.has_work(); }
-  int64_t queued() const { return static_cast<int64_t>(live_.size()); }
+  // Requests that do not run yet.
+  int64_t waiting() const { return scheduler_.num_waiting(); }
 
   // One step. Requests that end are handed to the sink.
   void step(const Sink& sink);

@@ -9,6 +9,12 @@ namespace {
 constexpr int32_t kDefaultChunkedBudget = 8192;
 constexpr int32_t kDefaultWholeBudget = 16384;
 constexpr int32_t kMaxDefaultWorkspace = 131072;
+constexpr int32_t kMaxSize = 1 << 28;  // of rows, sequences and workspace: sums stay in 32 bits
+
+void check_size(const char* option, int32_t value) {
+  if (value < 1 || value > kMaxSize)
+    usage_fail("{}: expected 1 to {}, found {}", option, kMaxSize, value);
+}
 
 int32_t round_up(int64_t value, int64_t multiple) {
   return static_cast<int32_t>((value + multiple - 1) / multiple * multiple);
@@ -34,7 +40,7 @@ int32_t choose_max_model_len(const ModelConfig& config, const EngineOptions& opt
   if (limit > kv_tokens)
     note = fmt::format("max_model_len lowered from {} to {}: the KV cache holds {} tokens", limit,
                        kv_tokens, kv_tokens);
-  return static_cast<int32_t>(std::min({limit, kv_tokens, int64_t{1} << 30}));
+  return static_cast<int32_t>(std::min({limit, kv_tokens, int64_t{kMaxSize}}));
 }
 
 template <class Buffers>
@@ -55,8 +61,7 @@ MemoryPlan make_memory_plan(const ModelConfig& config, const EngineOptions& opti
   if (pages < 1)
     usage_fail("--kv-cache-memory-bytes: expected at least one page of {} bytes, found {}",
                page_bytes, options.kv_cache_bytes);
-  if (options.max_seqs < 1)
-    usage_fail("--max-num-seqs: expected at least 1, found {}", options.max_seqs);
+  check_size("--max-num-seqs", options.max_seqs);
   // Page numbers are 32-bit; more pages than the sequences can fill are never used.
   const int64_t kv_tokens = static_cast<int64_t>(std::min<uint64_t>(
                                 pages, std::numeric_limits<int32_t>::max() / kPageTokens)) *
@@ -67,8 +72,7 @@ MemoryPlan make_memory_plan(const ModelConfig& config, const EngineOptions& opti
   limits.max_rows = options.max_batched_tokens.value_or(
       options.chunked ? kDefaultChunkedBudget
                       : std::max(limits.max_model_len, kDefaultWholeBudget));
-  if (limits.max_rows < 1)
-    usage_fail("--max-num-batched-tokens: expected at least 1, found {}", limits.max_rows);
+  check_size("--max-num-batched-tokens", limits.max_rows);
   if (!options.chunked && limits.max_rows < limits.max_model_len)
     usage_fail(
         "--chunked-prefill off runs whole prompts: expected --max-num-batched-tokens of at least "
@@ -76,8 +80,7 @@ MemoryPlan make_memory_plan(const ModelConfig& config, const EngineOptions& opti
         "--chunked-prefill on",
         limits.max_model_len, limits.max_rows, options.max_seqs);
   limits.max_seqs = std::min(options.max_seqs, limits.max_rows);
-  if (options.workspace_tokens && *options.workspace_tokens < 1)
-    usage_fail("--mla-workspace-tokens: expected at least 1, found {}", *options.workspace_tokens);
+  if (options.workspace_tokens) check_size("--mla-workspace-tokens", *options.workspace_tokens);
   limits.workspace_rows =
       round_up(options.workspace_tokens.value_or(
                    std::max(limits.max_rows, std::min(limits.max_model_len, kMaxDefaultWorkspace))),

@@ -54,7 +54,7 @@ BatchOutcome run_batch(RequestReader& reader, Engine& engine, const BatchOptions
 
   bool more = true;
   const auto read_ahead = [&] {
-    while (more && engine.queued() < kReadAhead &&
+    while (more && engine.waiting() < kReadAhead &&
            (options.limit < 0 || progress.read < options.limit)) {
       std::optional<Record> record = reader.next();
       if (!record) {

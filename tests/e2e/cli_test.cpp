@@ -1,4 +1,6 @@
 // The program from outside: commands, exit codes, bad lines, the comparison.
+#include <sys/stat.h>
+
 #include <filesystem>
 
 #include "tests/e2e/process.h"
@@ -244,6 +246,38 @@ TEST_CASE("Standard input and output work and the mode's word is optional") {
   CHECK(mode_of("--enable-chunked-prefill " + (dir / "p.jsonl")) == "on");
   CHECK(mode_of("--no-enable-chunked-prefill " + (dir / "p.jsonl")) == "off");
   CHECK(mode_of(dir / "p.jsonl") == "off");
+}
+
+TEST_CASE("A pipe is read whole in one mode and in both") {
+  TempDir dir;
+  write_text(dir / "p.jsonl", "{\"prompt\": \"x\"}\n{\"prompt\": \"y\"}\n");
+  const auto piped = [&](const std::string& options, const std::string& name) {
+    const std::string fifo = dir / name;
+    REQUIRE(mkfifo(fifo.c_str(), 0600) == 0);
+    REQUIRE(std::system(("cat " + (dir / "p.jsonl") + " >" + fifo + " &").c_str()) == 0);
+    return run_program(dir, kModel + options + " " + fifo);
+  };
+  CHECK(piped("-o " + (dir / "one"), "fifo1").exit_code == 0);
+  CHECK(read_lines(dir / "one/outputs.jsonl").size() == 2);
+  CHECK(has(piped("--chunked-prefill both -o " + (dir / "two"), "fifo2").out, "identical: 2 of 2"));
+}
+
+TEST_CASE("Errors of the standard streams are told and a lost log ends no run") {
+  TempDir dir;
+  write_text(dir / "p.jsonl", "{\"prompt\": \"x\"}\n");
+  const auto shell = [&](const std::string& command) {
+    const int status = std::system((std::string(MLA_BINARY_DIR) + "/mla-run " + command).c_str());
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  };
+  const std::string to = " -o " + (dir / "o") + " --overwrite ";
+  CHECK(shell(kModel + to + (dir / "p.jsonl") + " 2>/dev/full") == 0);
+  CHECK(shell(kModel + to + (dir / "p.jsonl") + " 2>&-") == 0);
+  CHECK(read_lines(dir / "o/outputs.jsonl").size() == 1);
+  CHECK(shell(kModel + " --quiet -o - " + (dir / "p.jsonl") + " >/dev/full 2>/dev/null") == 1);
+  CHECK(shell("plan " + kModel + " >/dev/full 2>/dev/null") == 1);
+  CHECK(shell(kModel + " --quiet" + to + "- </tmp 2>/dev/null") == 1);
+  CHECK(shell(kModel + " --quiet" + to + "--limit 0 --chunked-prefill both " + (dir / "p.jsonl") +
+              " >/dev/null") == 0);
 }
 
 TEST_CASE("A checkpoint without tokenizer.json serves token ids and refuses text") {
