@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <set>
 
@@ -86,6 +87,18 @@ void EngineFlags::check_device() const {
     usage_fail("--device cuda: this build has no CUDA backend; use --device cpu");
 }
 
+namespace {
+
+// CLI11 takes a number beyond 64 bits for the nearest one; here it is an error.
+std::string check_seed(std::string& text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc() && end == text.data() + text.size()) return "";
+  return fmt::format("--seed: expected an integer of 64 bits, found '{}'", text);
+}
+
+}  // namespace
+
 void SamplingFlags::add_to(CLI::App& app) {
   const char* group = "Sampling, for lines that do not say";
   app.add_option("--temperature", temperature, "0: greedy")->group(group)->capture_default_str();
@@ -100,6 +113,7 @@ void SamplingFlags::add_to(CLI::App& app) {
       ->capture_default_str();
   app.add_option("--seed", seed,
                  "Of the run; a request without a seed gets a hash of this and its id")
+      ->check(CLI::Validator(&check_seed, "", "seed"))
       ->group(group)
       ->capture_default_str();
   app.add_option("--stop", stop, "A stop string; may be given several times")

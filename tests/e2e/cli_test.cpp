@@ -200,6 +200,14 @@ TEST_CASE("Options that cannot work are told before anything is loaded and exit 
   CHECK(has(message("--mla-workspace-tokens 0"), "mla-workspace-tokens"));
   CHECK(has(message("--top-p 0"), "top-p"));
   CHECK(has(message("--temperature -1"), "temperature"));
+  CHECK(has(message("--mla-workspace-tokens 2147483647"), "mla-workspace-tokens"));
+  CHECK(has(message("--max-num-batched-tokens 2147483647"), "max-num-batched-tokens"));
+  CHECK(has(message("--max-num-seqs 0"), "max-num-seqs"));
+  CHECK(has(message("--stop-token-ids 5000000 --min-tokens 4"), "5000000"));
+  CHECK(has(message("--stop-token-ids=-7"), "-7"));
+  CHECK(has(message("--stop \"$(printf '\\377')\""), "UTF-8"));
+  CHECK(has(message("--min-tokens 9 --max-tokens 8"), "min-tokens"));
+  CHECK(has(message("--seed 18446744073709551616"), "seed"));
   const ProcessResult both =
       run_program(dir, kModel + "--chunked-prefill both -o - " + (dir / "p.jsonl"));
   CHECK(both.exit_code == 2);
