@@ -187,50 +187,6 @@ int64_t peak_memory_bytes() {
   return static_cast<int64_t>(usage.ru_maxrss) * 1024;
 }
 
-// One mode over the input. True when every line was answered.
-bool run_mode(const RunFlags& flags, Loaded& loaded, const MemoryPlan& plan, std::istream& input,
-              OutputWriter writer, const std::string& dir) {
-  ReaderOptions reader_options;
-  reader_options.defaults = flags.sampling.params(loaded.config.vocab_size);
-  reader_options.vocab_size = loaded.config.vocab_size;
-  reader_options.has_tokenizer = loaded.text.tokenizer.has_value();
-  RequestReader reader(input, flags.prompts, reader_options);
-  const TextSetup text{loaded.text.tokenizer ? &*loaded.text.tokenizer : nullptr,
-                       loaded.text.chat_template ? &*loaded.text.chat_template : nullptr};
-  Engine engine(loaded.config, *loaded.model, text, plan,
-                static_cast<uint64_t>(flags.sampling.seed));
-
-  RunRecord record = first_record(flags, loaded, plan);
-  if (!dir.empty()) write_run_record(dir, record);
-  try {
-    Progress progress(plan.chunked ? "chunked prefill on" : "chunked prefill off", flags.quiet);
-    const BatchOutcome outcome = run_batch(
-        reader, engine,
-        {.limit = flags.limit, .progress = [&](const BatchProgress& p) { progress.update(p); }},
-        [&](int64_t index, const OrderedJson& result) { writer.write(index, result); });
-    progress.print();
-    writer.finish();
-    warn_unknown_fields(reader, record);
-    record.counts = outcome.counts;
-    record.summary = outcome.summary;
-    record.summary["peak_memory_bytes"] = peak_memory_bytes();
-    record.input_sha256 = reader.input_hash();
-    record.input_bytes = reader.bytes_read();
-    record.state = "finished";
-    if (!dir.empty()) write_run_record(dir, record);
-    return outcome.counts.failed == 0;
-  } catch (const std::exception& e) {
-    record.state = "failed";
-    record.error = e.what();
-    try {
-      if (!dir.empty()) write_run_record(dir, record);
-    } catch (const Error&) {
-      // The disk may be what failed; the first error is the one to tell.
-    }
-    throw;
-  }
-}
-
 // The input, opened anew for each mode. What can be read only once, standard input or a pipe, is
 // kept when it is needed twice. It is opened at once, so that a wrong path is told before anything
 // loads.
@@ -272,6 +228,51 @@ class Input {
   std::unique_ptr<std::istream> first_, stream_;
 };
 
+// One mode over the input. True when every line was answered.
+bool run_mode(const RunFlags& flags, Loaded& loaded, const MemoryPlan& plan, Input& input,
+              OutputWriter writer, const std::string& dir) {
+  ReaderOptions reader_options;
+  reader_options.defaults = flags.sampling.params(loaded.config.vocab_size);
+  reader_options.vocab_size = loaded.config.vocab_size;
+  reader_options.has_tokenizer = loaded.text.tokenizer.has_value();
+  RequestReader reader(input.open(), flags.prompts, reader_options);
+  const TextSetup text{loaded.text.tokenizer ? &*loaded.text.tokenizer : nullptr,
+                       loaded.text.chat_template ? &*loaded.text.chat_template : nullptr};
+  Engine engine(loaded.config, *loaded.model, text, plan,
+                static_cast<uint64_t>(flags.sampling.seed));
+
+  RunRecord record = first_record(flags, loaded, plan);
+  if (!dir.empty()) write_run_record(dir, record);
+  try {
+    Progress progress(plan.chunked ? "chunked prefill on" : "chunked prefill off", flags.quiet);
+    const BatchOutcome outcome = run_batch(
+        reader, engine,
+        {.limit = flags.limit, .progress = [&](const BatchProgress& p) { progress.update(p); }},
+        [&](int64_t index, const OrderedJson& result) { writer.write(index, result); });
+    progress.print();
+    input.check_read();  // before the run calls itself finished
+    writer.finish();
+    warn_unknown_fields(reader, record);
+    record.counts = outcome.counts;
+    record.summary = outcome.summary;
+    record.summary["peak_memory_bytes"] = peak_memory_bytes();
+    record.input_sha256 = reader.input_hash();
+    record.input_bytes = reader.bytes_read();
+    record.state = "finished";
+    if (!dir.empty()) write_run_record(dir, record);
+    return outcome.counts.failed == 0;
+  } catch (const std::exception& e) {
+    record.state = "failed";
+    record.error = e.what();
+    try {
+      if (!dir.empty()) write_run_record(dir, record);
+    } catch (const Error&) {
+      // The disk may be what failed; the first error is the one to tell.
+    }
+    throw;
+  }
+}
+
 int run(const RunFlags& flags) {
   flags.engine.check_device();
   const bool both = flags.engine.chunked == "both", to_stdout = flags.output == "-";
@@ -298,8 +299,7 @@ int run(const RunFlags& flags) {
   bool all_answered = true;
   for (size_t i = 0; i < dirs.size(); ++i) {
     all_answered &=
-        run_mode(flags, *loaded, loaded->plans[i], input.open(), std::move(writers[i]), dirs[i]);
-    input.check_read();
+        run_mode(flags, *loaded, loaded->plans[i], input, std::move(writers[i]), dirs[i]);
   }
   if (both) {
     const CompareReport report = compare_runs(dirs[0], dirs[1]);

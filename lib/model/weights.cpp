@@ -1,7 +1,6 @@
 #include "lib/model/weights.h"
 
 #include <cstring>
-
 #include <vector>
 
 #include "lib/base/error.h"

@@ -284,6 +284,7 @@ TEST_CASE("Errors of the standard streams are told and a lost log ends no run") 
   CHECK(shell(kModel + " --quiet -o - " + (dir / "p.jsonl") + " >/dev/full 2>/dev/null") == 1);
   CHECK(shell("plan " + kModel + " >/dev/full 2>/dev/null") == 1);
   CHECK(shell(kModel + " --quiet" + to + "- </tmp 2>/dev/null") == 1);
+  CHECK(parse_json(read_file(dir / "o/run.json"), "run.json").at("state") == "failed");
   CHECK(shell(kModel + " --quiet" + to + "--limit 0 --chunked-prefill both " + (dir / "p.jsonl") +
               " >/dev/null") == 0);
 }
