@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -53,9 +54,10 @@ struct HostTensor {
 };
 
 struct EmbedParams {
-  const int32_t* ids;  // [T]
-  Matrix table;        // [vocab, H]
-  void* out;           // [T, H]
+  const int32_t* ids;      // [T]; id < 0: the token sampled[-1 - id], which is not read back yet
+  const int32_t* sampled;  // device token slots, see SampleParams; may be null without such ids
+  Matrix table;            // [vocab, H]
+  void* out;               // [T, H]
   int64_t T;
 };
 
@@ -105,8 +107,8 @@ struct RopeCacheParams {
   int64_t kv_stride;
   const float* norm_weight;  // [L]
   const float* rope_table;   // [max_model_len, R]: cos of the R/2 pairs (2i, 2i+1), then sin
-  const int32_t* positions;  // [T]
-  const int64_t* slots;      // [T]
+  const int32_t* positions;  // [T]; -1: a padding row, of which nothing is needed
+  const int64_t* slots;      // [T]; -1: the row writes no cache
   void* cache;               // [slots, L+R] of this layer
   int64_t T;
   int32_t N, P, R, L;
@@ -120,6 +122,8 @@ struct KvUpParams {
   const PrefillSpan* prefill;
   const KeySpan* spans;  // [num_spans] of the pass
   int32_t num_spans;
+  const WorkTile* tiles;  // [num_tiles] key tiles of the pass: every key once
+  int32_t num_tiles;
   Matrix kv_b;      // [N·(P+V), L]
   void* workspace;  // [W, N·(P+V)]
   int32_t L, R;
@@ -137,6 +141,8 @@ struct MlaPrefillParams {
   const PrefillSpan* prefill;
   const KeySpan* spans;  // [num_spans] of the pass
   int32_t num_spans;
+  const WorkTile* tiles;  // [num_tiles] query tiles of the pass: every new token once
+  int32_t num_tiles;
   float* state_max;  // [T, N] row max of scaled scores
   float* state_sum;  // [T, N] row sum
   float* state_out;  // [T, N, V] unnormalised
@@ -148,27 +154,30 @@ struct MlaPrefillParams {
 // Absorbed attention of generated rows, keys in splits of kDecodeSplit at absolute positions, each
 // starting fresh, combined as a left fold in order.
 struct MlaDecodeParams {
-  const void* q;  // [T, N·(P+R)], rows q_stride apart
+  const void* q;  // [D, N·(P+R)], rows q_stride apart: the decode rows of the step
   int64_t q_stride;
   const void* cache;  // [slots, L+R]
   const int32_t* page_table;
   const DecodeRow* rows;  // [D]
   int32_t D;
+  const DecodeSplit* splits;  // [*num_splits] the work of all rows, a row's splits in order
+  const int32_t* num_splits;  // device memory
   Matrix kv_b;
   void* q_lat;  // [D, N, L] scratch, run dtype: rounded here
   void* o_lat;  // [D, N, L] scratch, run dtype: rounded here
-  void* out;    // [T, N·V], rows as q
+  void* out;    // [D, N·V]
   int32_t N, P, R, L, V;
   float scale;
 };
 
 // Router: fp32 logits, softmax, top-K; ties to the lower index; distinct ids even for NaN.
 struct RouterParams {
-  const void* x;   // [T, H]
-  Matrix gate;     // [E, H]
-  float* logits;   // [T, E] scratch
-  int32_t* ids;    // [T, K] in order of rank
-  float* weights;  // [T, K] softmax score × scaling_factor
+  const void* x;             // [T, H]
+  Matrix gate;               // [E, H]
+  const int32_t* positions;  // [T] or null: a row at -1 is padding and goes to no expert
+  float* logits;             // [T, E] scratch
+  int32_t* ids;              // [T, K] in order of rank; -1 of padding
+  float* weights;            // [T, K] softmax score × scaling_factor
   int64_t T;
   int32_t E, K;
   int32_t groups, kept_groups;  // group_limited_greedy; groups = 1: plain greedy
@@ -179,7 +188,7 @@ struct RouterParams {
 // (matrix E + s). Shared experts are S experts of width I, summed in order.
 struct ExpertsParams {
   const void* x;       // [T, H]
-  const int32_t* ids;  // [T, K]
+  const int32_t* ids;  // [T, K]; -1: that slot's output is not needed
   Matrix gate_up;      // experts = E + S of [2·I, H]
   Matrix down;         // experts = E + S of [H, I]
   void* inner;         // [T·(K+S), I] scratch, run dtype: rounded here
@@ -209,6 +218,7 @@ struct SampleSpec {
   int32_t num_top = 0;    // top logprobs wanted, <= SampleParams::max_top
   int32_t ban_begin = 0;  // token ids bans[ban_begin, ban_end) are not sampled
   int32_t ban_end = 0;
+  int32_t token_slot = -1;  // where the token stays on the device for the next step; -1: nowhere
 };
 
 // The next token of each row: argmax, or Gumbel-max over the kept set with a counter-based
@@ -219,10 +229,23 @@ struct SampleParams {
   const SampleSpec* specs;  // [S]
   const int32_t* bans;
   int32_t* tokens;      // [S]; -1 where a logit is NaN or +infinity, or all are -infinity
+  int32_t* sampled;     // device token slots: sampled[token_slot] = max(token, 0); may be null
   float* logprobs;      // [S] of the sampled token
   int32_t* top_ids;     // [S, max_top], best first
   float* top_logprobs;  // [S, max_top]
   int32_t S, vocab, max_top;
+};
+
+// What a backend needs to know of a model and of the largest step: whether it can serve it, and how
+// much scratch its ops take beside their params.
+struct ModelShape {
+  int64_t H = 0, vocab = 0, dense_width = 0, I = 0;  // dense_width: of the dense feed-forward
+  int32_t N = 0, P = 0, R = 0, V = 0, L = 0, q_rank = 0;
+  int32_t E = 0, S = 0, K = 0;
+  int64_t max_rows = 0;      // B
+  int64_t max_mlp_rows = 0;  // rows of one call of experts()
+  int64_t max_splits = 0;    // decode splits of a step
+  int64_t max_samples = 0;   // rows of one call of sample()
 };
 
 class Backend {
@@ -235,8 +258,27 @@ class Backend {
   // Memory of the device, zeroed, freed with the backend. Throws Error that names `what` and the
   // size.
   virtual void* allocate(size_t bytes, const std::string& what) = 0;
+  // Transfers are in order with the ops. upload() returns when `from` may be used again; download()
+  // waits for everything before it.
   virtual void upload(void* to, const void* from, size_t bytes) = 0;
   virtual void download(void* to, const void* from, size_t bytes) = 0;
+  // A download that does not wait: `to` is memory of allocate_host() and is filled when
+  // wait(ticket) returns.
+  virtual void* allocate_host(size_t bytes) = 0;
+  virtual uint64_t download_later(void* to, const void* from, size_t bytes) = 0;
+  virtual void wait(uint64_t ticket) = 0;
+  virtual void synchronize() {}
+
+  // Throws Error, naming the size, where the backend cannot serve the model.
+  virtual void check(const ModelShape&) const {}
+  // Device memory for ops' own use, of scratch_bytes(shape); handed over before the first op.
+  virtual size_t scratch_bytes(const ModelShape&) const { return 0; }
+  virtual void use_scratch(void*, const ModelShape&) {}
+
+  // Runs `ops`, calls of ops alone. A device with graphs records them under `key` the first time
+  // and replays the record from then on: all that may differ between calls of one key is the
+  // content of device memory.
+  virtual void replay(uint64_t /*key*/, const std::function<void()>& ops) { ops(); }
 
   // A weight, filled piece by piece: rows [row_begin, row_begin + source.rows) of one expert.
   // `stored` is the dtype of the sources; a bfloat16 run stores bf16 always.

@@ -92,6 +92,7 @@ StepLimits largest(const std::vector<MemoryPlan>& plans) {
     limits.max_model_len = std::max(limits.max_model_len, plan.limits.max_model_len);
     limits.workspace_rows = std::max(limits.workspace_rows, plan.limits.workspace_rows);
     limits.num_pages = std::max(limits.num_pages, plan.limits.num_pages);
+    limits.max_decode_splits = std::max(limits.max_decode_splits, plan.limits.max_decode_splits);
   }
   return limits;
 }

@@ -7,7 +7,7 @@
 namespace mla::cpu {
 namespace {
 
-constexpr int kQueryTile = 48;  // query rows of one unit of work
+constexpr int kUnitRows = 48;  // query rows of one unit of work
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 int64_t slot_of(const int32_t* table, int64_t position) {
@@ -80,7 +80,7 @@ void attend(const MlaPrefillParams& p, const Unit& unit) {
   const KeySpan& span = p.spans[unit.span];
   const PrefillSpan& request = p.prefill[span.prefill];
   const int32_t* table = p.page_table + request.table_begin;
-  const int32_t D = p.P + p.R, rows = std::min(kQueryTile, request.q_len - unit.query_begin);
+  const int32_t D = p.P + p.R, rows = std::min(kUnitRows, request.q_len - unit.query_begin);
   const int64_t out_width = ceil_div(p.V, kPanel) * kPanel;
   const int64_t first_row = request.row_begin + unit.query_begin;
   const int32_t first_position = request.context + unit.query_begin;
@@ -144,7 +144,7 @@ void CpuBackend<T>::mla_prefill(const MlaPrefillParams& p) {
   std::vector<Unit> units;
   for (int32_t s = 0; s < p.num_spans; ++s)
     for (int32_t h = 0; h < p.N; ++h)
-      for (int32_t q = 0; q < p.prefill[p.spans[s].prefill].q_len; q += kQueryTile)
+      for (int32_t q = 0; q < p.prefill[p.spans[s].prefill].q_len; q += kUnitRows)
         units.push_back({s, h, q});
   const int64_t count = static_cast<int64_t>(units.size());
 #pragma omp parallel for num_threads(threads_) schedule(dynamic, 1)
@@ -163,7 +163,7 @@ void CpuBackend<T>::absorbed_queries(const MlaDecodeParams& p) const {
       const int64_t n = std::min<int64_t>(kRowChunk, p.D - first);
       std::vector<float> q(static_cast<size_t>(n * p.P));
       for (int64_t r = 0; r < n; ++r)
-        to_floats(static_cast<const T*>(p.q) + p.rows[first + r].row * p.q_stride + h * (p.P + p.R),
+        to_floats(static_cast<const T*>(p.q) + (first + r) * p.q_stride + h * (p.P + p.R),
                   q.data() + r * p.P, p.P);
       for (int64_t panel = 0; panel < panels; ++panel) {
         float acc[kRowChunk * kPanel];
@@ -199,8 +199,7 @@ void CpuBackend<T>::absorbed_values(const MlaDecodeParams& p) const {
         const int64_t width = std::min<int64_t>(kPanel, p.V - panel * kPanel);
         for (int64_t r = 0; r < n; ++r)
           from_floats(acc + r * kPanel,
-                      static_cast<T*>(p.out) + (int64_t{p.rows[first + r].row} * p.N + h) * p.V +
-                          panel * kPanel,
+                      static_cast<T*>(p.out) + ((first + r) * p.N + h) * p.V + panel * kPanel,
                       width);
       }
     }
@@ -233,8 +232,7 @@ void decode_row(const MlaDecodeParams& p, int32_t d, int32_t h_begin, int32_t h_
   std::vector<float> partial(static_cast<size_t>(p.L));
   for (int32_t h = 0; h < heads; ++h) {
     const T* q_lat = static_cast<const T*>(p.q_lat) + (int64_t{d} * p.N + h_begin + h) * p.L;
-    const T* q_pe =
-        static_cast<const T*>(p.q) + row.row * p.q_stride + (h_begin + h) * (p.P + p.R) + p.P;
+    const T* q_pe = static_cast<const T*>(p.q) + d * p.q_stride + (h_begin + h) * (p.P + p.R) + p.P;
     to_floats(q_lat, q.data() + h * width, p.L);
     to_floats(q_pe, q.data() + h * width + p.L, p.R);
   }

@@ -22,6 +22,12 @@ class CpuBackend final : public Backend {
   void* allocate(size_t bytes, const std::string& what) override;
   void upload(void* to, const void* from, size_t bytes) override;
   void download(void* to, const void* from, size_t bytes) override;
+  void* allocate_host(size_t bytes) override { return allocate(bytes, "host memory"); }
+  uint64_t download_later(void* to, const void* from, size_t bytes) override {
+    download(to, from, bytes);
+    return 0;
+  }
+  void wait(uint64_t) override {}
   Matrix create_matrix(MatrixKind kind, int64_t experts, int64_t rows, int64_t cols, DType stored,
                        int32_t heads, int32_t nope_dim) override;
   void set_rows(const Matrix& matrix, int64_t expert, int64_t row_begin,

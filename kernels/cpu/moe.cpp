@@ -61,6 +61,11 @@ void CpuBackend<T>::router(const RouterParams& p) {
     std::vector<float> scores(p.E);
 #pragma omp for schedule(static)
     for (int64_t t = 0; t < p.T; ++t) {
+      if (p.positions && p.positions[t] < 0) {
+        std::fill_n(p.ids + t * p.K, p.K, -1);
+        std::fill_n(p.weights + t * p.K, p.K, 0.0f);
+        continue;
+      }
       softmax(p.logits + t * p.E, p.E, scores.data());
       if (p.groups > 1) limit_groups(scores.data(), p.E, p.groups, p.kept_groups);
       top_k(scores.data(), p.E, p.K, p.scaling_factor, p.ids + t * p.K, p.weights + t * p.K);
@@ -70,7 +75,8 @@ void CpuBackend<T>::router(const RouterParams& p) {
 
 namespace {
 
-// Slots (t·(K+S) + k) grouped by expert in a stable order: [begin[e], begin[e+1]) of `slots`.
+// Slots (t·(K+S) + k) grouped by expert in a stable order: [begin[e], begin[e+1]) of `slots`. Slots
+// without an expert are in no group.
 struct Permutation {
   std::vector<int64_t> begin, slots;
 };
@@ -83,14 +89,15 @@ Permutation group_slots(const ExpertsParams& p) {
   Permutation result;
   result.begin.assign(static_cast<size_t>(experts) + 1, 0);
   for (int64_t t = 0; t < p.T; ++t)
-    for (int64_t k = 0; k < width; ++k) ++result.begin[static_cast<size_t>(expert_of(t, k)) + 1];
+    for (int64_t k = 0; k < width; ++k)
+      if (const int64_t e = expert_of(t, k); e >= 0) ++result.begin[static_cast<size_t>(e) + 1];
   std::partial_sum(result.begin.begin(), result.begin.end(), result.begin.begin());
   std::vector<int64_t> next(result.begin.begin(), result.begin.end() - 1);
-  result.slots.resize(static_cast<size_t>(p.T * width));
+  result.slots.resize(static_cast<size_t>(result.begin.back()));
   for (int64_t t = 0; t < p.T; ++t)
     for (int64_t k = 0; k < width; ++k)
-      result.slots[static_cast<size_t>(next[static_cast<size_t>(expert_of(t, k))]++)] =
-          t * width + k;
+      if (const int64_t e = expert_of(t, k); e >= 0)
+        result.slots[static_cast<size_t>(next[static_cast<size_t>(e)]++)] = t * width + k;
   return result;
 }
 

@@ -24,9 +24,11 @@ void CpuBackend<T>::embed(const EmbedParams& p) {
   const int64_t H = p.table.cols;
   with_weights(p.table, [&]<class W>(const W* table) {
 #pragma omp parallel for num_threads(threads_) schedule(static)
-    for (int64_t t = 0; t < p.T; ++t)
+    for (int64_t t = 0; t < p.T; ++t) {
+      const int64_t id = p.ids[t] < 0 ? p.sampled[-1 - p.ids[t]] : p.ids[t];
       for (int64_t i = 0; i < H; ++i)
-        static_cast<T*>(p.out)[t * H + i] = from_f32<T>(to_f32(table[p.ids[t] * H + i]));
+        static_cast<T*>(p.out)[t * H + i] = from_f32<T>(to_f32(table[id * H + i]));
+    }
   });
 }
 
@@ -85,12 +87,13 @@ void CpuBackend<T>::rope_cache(const RopeCacheParams& p) {
     std::vector<float> latent(static_cast<size_t>(p.L));
 #pragma omp for schedule(static)
     for (int64_t t = 0; t < p.T; ++t) {
-      const float* table = p.rope_table + int64_t{p.positions[t]} * p.R;
+      const float* table = p.rope_table + int64_t{std::max(p.positions[t], 0)} * p.R;
       T* q = static_cast<T*>(p.q) + t * p.q_stride;
       for (int32_t h = 0; h < p.N; ++h) {
         T* q_pe = q + h * (p.P + p.R) + p.P;
         rotate(q_pe, table, p.R, q_pe);
       }
+      if (p.slots[t] < 0) continue;
       const T* kv_a = static_cast<const T*>(p.kv_a) + t * p.kv_stride;
       T* row = static_cast<T*>(p.cache) + p.slots[t] * (p.L + p.R);
       to_floats(kv_a, latent.data(), p.L);

@@ -121,22 +121,26 @@ int32_t sample_row(const SampleSpec& spec, std::vector<float>& logits) {
 
 template <class T>
 void CpuBackend<T>::sample(const SampleParams& p) {
+  const auto give = [&p](int32_t s, int32_t token, float logprob) {
+    p.tokens[s] = token;
+    p.logprobs[s] = logprob;
+    const int32_t slot = p.specs[s].token_slot;
+    if (p.sampled && slot >= 0) p.sampled[slot] = std::max(token, 0);
+  };
 #pragma omp parallel for num_threads(threads_) schedule(dynamic, 1)
   for (int32_t s = 0; s < p.S; ++s) {
     const SampleSpec& spec = p.specs[s];
     const float* raw = p.logits + int64_t{s} * p.vocab;
     LogSoftmax logprob;
     if (!log_softmax(raw, p.vocab, logprob)) {
-      p.tokens[s] = -1;
-      p.logprobs[s] = 0.0f;
+      give(s, -1, 0.0f);
       continue;
     }
     std::vector<float> logits(raw, raw + p.vocab);
     for (int32_t b = spec.ban_begin; b < spec.ban_end; ++b)
       logits[static_cast<size_t>(p.bans[b])] = kMinusInfinity;
     const int32_t token = sample_row(spec, logits);  // -1: all of them are banned
-    p.tokens[s] = token;
-    p.logprobs[s] = token < 0 ? 0.0f : logprob(raw[token]);
+    give(s, token, token < 0 ? 0.0f : logprob(raw[token]));
     if (spec.num_top == 0) continue;
     const std::vector<int32_t> top = best_ids(raw, p.vocab, spec.num_top);
     for (size_t i = 0; i < top.size(); ++i) {

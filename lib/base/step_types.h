@@ -9,6 +9,7 @@ namespace mla {
 
 inline constexpr int kPageTokens = 64;    // tokens of a KV page
 inline constexpr int kKeyTile = 128;      // keys of a prefill tile; spans are cut at its multiples
+inline constexpr int kQueryTile = 128;    // new tokens of a request that one prefill tile serves
 inline constexpr int kDecodeSplit = 256;  // keys of a decode split, at absolute multiples
 
 // A cached row of token position p of a request lives in slot
@@ -23,11 +24,24 @@ struct PrefillSpan {
   int32_t table_begin;  // into StepPlan::page_table
 };
 
-// One row that attends by the absorbed path: a generated token.
+// One row that attends by the absorbed path: a generated token. Decode row d of a step is its row
+// prefill_rows + d.
 struct DecodeRow {
-  int32_t row;      // of the step
   int32_t key_len;  // its position + 1: itself is its last key; 0 for padding, whose output is 0
   int32_t table_begin;  // into StepPlan::page_table
+  int32_t
+      split_begin;  // of its splits in StepPlan::decode_splits, which has decode_splits(key_len)
+};
+
+// Splits of a decode row; padding has one, which writes its zeros.
+constexpr int32_t decode_splits(int32_t key_len) {
+  return key_len <= kDecodeSplit ? 1 : (key_len + kDecodeSplit - 1) / kDecodeSplit;
+}
+
+// One unit of work of decode attention: keys [split·kDecodeSplit, (split+1)·kDecodeSplit) of a row.
+struct DecodeSplit {
+  int32_t row;  // decode row d
+  int32_t split;
 };
 
 // A piece of a request's keys inside one pass: positions [key_begin, key_end) are recomputed into
@@ -40,12 +54,24 @@ struct KeySpan {
   int32_t workspace_row;
 };
 
+// A unit of work of a pass. Of keys: positions [begin, begin + kKeyTile) of the span's request are
+// recomputed. Of queries: new tokens [begin, begin + kQueryTile) of the span's request attend to
+// it.
+struct WorkTile {
+  int32_t span;   // index into the spans of the pass
+  int32_t begin;  // a multiple of kKeyTile, or of kQueryTile
+};
+
 // One pass over the workspace: spans [span_begin, span_end) of StepPlan::key_spans. In every pass a
-// request has at most one span. `rows` (<= W) is what they take together.
+// request has at most one span. `rows` (<= W) is what they take together. Its work as tiles:
+// [key_tile_begin, key_tile_end) and [query_tile_begin, query_tile_end) of StepPlan::tiles; query
+// tiles with the most keys come first.
 struct Pass {
   int32_t span_begin;
   int32_t span_end;
   int32_t rows;
+  int32_t key_tile_begin = 0, key_tile_end = 0;
+  int32_t query_tile_begin = 0, query_tile_end = 0;
 };
 
 }  // namespace mla

@@ -9,6 +9,7 @@ namespace {
 constexpr int32_t kDefaultChunkedBudget = 8192;
 constexpr int32_t kDefaultWholeBudget = 16384;
 constexpr int32_t kMaxDefaultWorkspace = 131072;
+constexpr int64_t kMinDecodeSplits = 16384;  // work for any GPU
 constexpr int32_t kMaxSize = 1 << 28;  // of rows, sequences and workspace: sums stay in 32 bits
 
 void check_size(const char* option, int32_t value) {
@@ -41,6 +42,13 @@ int32_t choose_max_model_len(const ModelConfig& config, const EngineOptions& opt
     note = fmt::format("max_model_len lowered from {} to {}: the KV cache holds {} tokens", limit,
                        kv_tokens, kv_tokens);
   return static_cast<int32_t>(std::min({limit, kv_tokens, int64_t{kMaxSize}}));
+}
+
+// At least what the longest row has; no more than rows can have.
+int32_t choose_decode_splits(const StepLimits& limits) {
+  const int64_t longest = decode_splits(limits.max_model_len);
+  const int64_t wanted = std::max({4 * longest, 4 * int64_t{limits.max_seqs}, kMinDecodeSplits});
+  return static_cast<int32_t>(std::min(wanted, limits.max_rows * longest));
 }
 
 template <class Buffers>
@@ -88,6 +96,7 @@ MemoryPlan make_memory_plan(const ModelConfig& config, const EngineOptions& opti
   const int64_t useful_pages =
       int64_t{limits.max_seqs} * ((int64_t{limits.max_model_len} + kPageTokens - 1) / kPageTokens);
   limits.num_pages = static_cast<int32_t>(std::min<int64_t>(kv_tokens / kPageTokens, useful_pages));
+  limits.max_decode_splits = choose_decode_splits(limits);
 
   Arena step_plan;
   PlanBuffers::carve(step_plan, limits);
@@ -119,7 +128,7 @@ SchedulerOptions MemoryPlan::scheduler_options() const {
           .max_seqs = limits.max_seqs,
           .max_model_len = limits.max_model_len,
           .workspace_rows = limits.workspace_rows,
-          .max_decode_splits = 0};
+          .max_decode_splits = limits.max_decode_splits};
 }
 
 OrderedJson to_json(const MemoryPlan& plan) {

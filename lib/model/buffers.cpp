@@ -4,6 +4,10 @@
 
 namespace mla {
 
+int64_t split_capacity(const StepLimits& limits) {
+  return int64_t{limits.max_decode_splits} + limits.max_seqs;
+}
+
 PlanBuffers PlanBuffers::carve(Arena& arena, const StepLimits& limits) {
   PlanBuffers b{};
   const int64_t B = limits.max_rows, S = limits.max_seqs;
@@ -11,6 +15,12 @@ PlanBuffers PlanBuffers::carve(Arena& arena, const StepLimits& limits) {
   b.page_table_size = S * pages;
   // A span ends with its request, or fills its pass up to less than a tile.
   b.max_key_spans = 2 * S + int64_t{limits.num_pages} * kPageTokens / kKeyTile + 1;
+  // Key tiles: cuts are at their multiples. Query tiles: of a request in each of its passes, of
+  // which all but the first and the last hold W of its keys.
+  const int64_t key_tiles = int64_t{limits.num_pages} * kPageTokens / kKeyTile + S;
+  const int64_t passes = 2 + limits.max_model_len / std::max(limits.workspace_rows, 1);
+  b.max_tiles = key_tiles + passes * (B / kQueryTile + S);
+  b.max_splits = split_capacity(limits);
   b.max_bans = S * kMaxBans;
   b.token_ids = arena.take<int32_t>(B);
   b.positions = arena.take<int32_t>(B);
@@ -18,7 +28,10 @@ PlanBuffers PlanBuffers::carve(Arena& arena, const StepLimits& limits) {
   b.page_table = arena.take<int32_t>(b.page_table_size);
   b.prefill = arena.take<PrefillSpan>(S);
   b.key_spans = arena.take<KeySpan>(b.max_key_spans);
+  b.tiles = arena.take<WorkTile>(b.max_tiles);
   b.decode = arena.take<DecodeRow>(B);
+  b.decode_splits = arena.take<DecodeSplit>(b.max_splits);
+  b.num_splits = arena.take<int32_t>(1);
   b.sample_rows = arena.take<int32_t>(S);
   b.specs = arena.take<SampleSpec>(S);
   b.bans = arena.take<int32_t>(b.max_bans);

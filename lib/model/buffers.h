@@ -14,9 +14,13 @@ struct StepLimits {
   int32_t max_rows = 0;  // B, rows of a step
   int32_t max_seqs = 0;  // sequences of a step, and rows sampled at once
   int32_t max_model_len = 0;
-  int32_t workspace_rows = 0;  // W, a multiple of kKeyTile
-  int32_t num_pages = 0;       // of the KV pool
+  int32_t workspace_rows = 0;     // W, a multiple of kKeyTile
+  int32_t num_pages = 0;          // of the KV pool
+  int32_t max_decode_splits = 0;  // of the decode rows of a step
 };
+
+// Decode splits of a step, those of padding rows included.
+int64_t split_capacity(const StepLimits& limits);
 
 inline constexpr int32_t kMaxTop = 20;       // logprobs of a token, at most
 inline constexpr int32_t kMaxBans = 64;      // tokens that one row may not sample, at most
@@ -24,17 +28,20 @@ inline constexpr int32_t kMlpSlice = 32768;  // rows of the feed-forward at once
 
 // The step plan on the device; see StepPlan.
 struct PlanBuffers {
-  int32_t* token_ids;    // [B]
-  int32_t* positions;    // [B]
-  int64_t* slots;        // [B]
-  int32_t* page_table;   // [max_seqs · pages of max_model_len]
-  PrefillSpan* prefill;  // [max_seqs]
-  KeySpan* key_spans;    // [max_key_spans]
-  DecodeRow* decode;     // [B]
-  int32_t* sample_rows;  // [max_seqs]
-  SampleSpec* specs;     // [max_seqs]
-  int32_t* bans;         // [max_bans]
-  int64_t page_table_size, max_key_spans, max_bans;
+  int32_t* token_ids;          // [B]
+  int32_t* positions;          // [B]
+  int64_t* slots;              // [B]
+  int32_t* page_table;         // [max_seqs · pages of max_model_len]
+  PrefillSpan* prefill;        // [max_seqs]
+  KeySpan* key_spans;          // [max_key_spans]
+  WorkTile* tiles;             // [max_tiles]
+  DecodeRow* decode;           // [B]
+  DecodeSplit* decode_splits;  // [max_splits]
+  int32_t* num_splits;         // [1]
+  int32_t* sample_rows;        // [max_seqs]
+  SampleSpec* specs;           // [max_seqs]
+  int32_t* bans;               // [max_bans]
+  int64_t page_table_size, max_key_spans, max_tiles, max_splits, max_bans;
 
   static PlanBuffers carve(Arena& arena, const StepLimits& limits);
 };

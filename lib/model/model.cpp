@@ -38,7 +38,7 @@ Model::Model(const ModelConfig& config, const ModelWeights& weights, Backend& ba
   carve(arena);
 }
 
-void* Model::at(void* base, int64_t first, int64_t width) const {
+void* Model::row_at(void* base, int64_t first, int64_t width) const {
   return static_cast<std::byte*>(base) +
          first * width * static_cast<int64_t>(size_of(backend_.dtype()));
 }
@@ -55,13 +55,21 @@ void Model::upload(const StepPlan& plan) {
   copy(plan_.page_table, plan.page_table, plan_.page_table_size, "page table entries");
   copy(plan_.prefill, plan.prefill, limits_.max_seqs, "prompts");
   copy(plan_.key_spans, plan.key_spans, plan_.max_key_spans, "key spans");
+  copy(plan_.tiles, plan.tiles, plan_.max_tiles, "tiles");
   copy(plan_.decode, plan.decode, limits_.max_rows, "decode rows");
+  copy(plan_.decode_splits, plan.decode_splits, plan_.max_splits, "decode splits");
+  const auto num_splits = static_cast<int32_t>(plan.decode_splits.size());
+  backend_.upload(plan_.num_splits, &num_splits, sizeof num_splits);
 }
 
 void Model::forward(const StepPlan& plan) {
   upload(plan);
   const int64_t T = plan.rows(), H = c_.hidden_size;
-  backend_.embed({.ids = plan_.token_ids, .table = w_.embedding, .out = a_.residual, .T = T});
+  backend_.embed({.ids = plan_.token_ids,
+                  .sampled = nullptr,
+                  .table = w_.embedding,
+                  .out = a_.residual,
+                  .T = T});
   pending_delta_ = false;
   for (int32_t i = 0; i < c_.num_layers; ++i) {
     const LayerWeights& w = w_.layers[static_cast<size_t>(i)];
@@ -113,7 +121,7 @@ void Model::attention(const StepPlan& plan, const LayerWeights& w, int32_t layer
   // Every row of the step is in the cache before anything attends: keys come from there alone.
   backend_.rope_cache({.q = q,
                        .q_stride = q_stride,
-                       .kv_a = at(a_.qkv_a, 1, A),
+                       .kv_a = row_at(a_.qkv_a, 1, A),
                        .kv_stride = width,
                        .norm_weight = w.kv_a_norm,
                        .rope_table = rope_table_,
@@ -128,16 +136,18 @@ void Model::attention(const StepPlan& plan, const LayerWeights& w, int32_t layer
                        .eps = kLatentNormEps});
   prefill_passes(plan, w, cache, q, q_stride);
   if (!plan.decode.empty())
-    backend_.mla_decode({.q = q,
+    backend_.mla_decode({.q = row_at(q, plan.prefill_rows, q_stride),
                          .q_stride = q_stride,
                          .cache = cache,
                          .page_table = plan_.page_table,
                          .rows = plan_.decode,
                          .D = static_cast<int32_t>(plan.decode.size()),
+                         .splits = plan_.decode_splits,
+                         .num_splits = plan_.num_splits,
                          .kv_b = w.kv_b,
                          .q_lat = a_.q_lat,
                          .o_lat = a_.o_lat,
-                         .out = a_.attention,
+                         .out = row_at(a_.attention, plan.prefill_rows, int64_t{N} * V),
                          .N = N,
                          .P = P,
                          .R = R,
@@ -157,6 +167,8 @@ void Model::prefill_passes(const StepPlan& plan, const LayerWeights& w, void* ca
                     .prefill = plan_.prefill,
                     .spans = spans,
                     .num_spans = num_spans,
+                    .tiles = plan_.tiles + pass.key_tile_begin,
+                    .num_tiles = pass.key_tile_end - pass.key_tile_begin,
                     .kv_b = w.kv_b,
                     .workspace = work_.kv,
                     .L = c_.kv_lora_rank,
@@ -169,6 +181,8 @@ void Model::prefill_passes(const StepPlan& plan, const LayerWeights& w, void* ca
                           .prefill = plan_.prefill,
                           .spans = spans,
                           .num_spans = num_spans,
+                          .tiles = plan_.tiles + pass.query_tile_begin,
+                          .num_tiles = pass.query_tile_end - pass.query_tile_begin,
                           .state_max = work_.state_max,
                           .state_sum = work_.state_sum,
                           .state_out = work_.state_out,
@@ -195,7 +209,8 @@ void Model::feed_forward(const LayerWeights& w, int32_t layer, int64_t T) {
 
 void Model::dense(const LayerWeights& w, int64_t first, int64_t rows) {
   const int64_t H = c_.hidden_size;
-  backend_.gated_linear({.x = at(a_.hidden, first, H), .w = w.gate_up, .out = a_.inner, .T = rows});
+  backend_.gated_linear(
+      {.x = row_at(a_.hidden, first, H), .w = w.gate_up, .out = a_.inner, .T = rows});
   backend_.linear(
       {.x = a_.inner, .w = w.down, .out = a_.delta + first * H, .out_f32 = true, .T = rows});
 }
@@ -203,9 +218,10 @@ void Model::dense(const LayerWeights& w, int64_t first, int64_t rows) {
 void Model::mixture(const LayerWeights& w, int64_t first, int64_t rows) {
   const int64_t H = c_.hidden_size;
   const int32_t E = c_.num_experts, K = c_.num_experts_per_tok, S = c_.num_shared_experts;
-  const void* hidden = at(a_.hidden, first, H);
+  const void* hidden = row_at(a_.hidden, first, H);
   backend_.router({.x = hidden,
                    .gate = w.router,
+                   .positions = plan_.positions + first,
                    .logits = a_.router_logits,
                    .ids = a_.expert_ids,
                    .weights = a_.expert_weights,
@@ -227,7 +243,7 @@ void Model::mixture(const LayerWeights& w, int64_t first, int64_t rows) {
                     .S = S});
   backend_.combine({.expert_out = a_.expert_out,
                     .weights = a_.expert_weights,
-                    .residual = at(a_.residual, first, H),
+                    .residual = row_at(a_.residual, first, H),
                     .T = rows,
                     .H = H,
                     .K = K,
@@ -275,6 +291,7 @@ StepOutput Model::step(const StepPlan& plan, const std::vector<RowSampling>& sam
                    .specs = plan_.specs,
                    .bans = plan_.bans,
                    .tokens = a_.tokens,
+                   .sampled = nullptr,
                    .logprobs = a_.logprobs,
                    .top_ids = a_.top_ids,
                    .top_logprobs = a_.top_logprobs,

@@ -52,7 +52,7 @@ class Model {
   void dense(const LayerWeights& w, int64_t first, int64_t rows);
   void mixture(const LayerWeights& w, int64_t first, int64_t rows);
   // Row `first` of an activation of `width` elements a row.
-  void* at(void* base, int64_t first, int64_t width) const;
+  void* row_at(void* base, int64_t first, int64_t width) const;
 
   const ModelConfig& c_;
   const ModelWeights& w_;

@@ -9,8 +9,6 @@
 namespace mla {
 namespace {
 
-int32_t splits_of(int32_t key_len) { return (key_len + kDecodeSplit - 1) / kDecodeSplit; }
-
 bool older(const Sequence* a, const Sequence* b) { return a->id < b->id; }
 
 void check(const SchedulerOptions& o) {
@@ -60,7 +58,10 @@ class RowWriter {
 
   void generated(const Sequence& s, int32_t begin, int32_t end, int32_t table_begin) {
     for (int32_t p = begin; p < end; ++p) {
-      plan_.decode.push_back({plan_.rows(), p + 1, table_begin});
+      const auto d = static_cast<int32_t>(plan_.decode.size());
+      plan_.decode.push_back(
+          {p + 1, table_begin, static_cast<int32_t>(plan_.decode_splits.size())});
+      for (int32_t i = 0; i < decode_splits(p + 1); ++i) plan_.decode_splits.push_back({d, i});
       row(s, p);
     }
   }
@@ -127,7 +128,7 @@ StepPlan Scheduler::next() {
 }
 
 bool Scheduler::Draft::allows_decode_row(int32_t key_len) const {
-  return splits_of(key_len) <= splits || !has_decode_rows;
+  return decode_splits(key_len) <= splits || !has_decode_rows;
 }
 
 // A preempted sequence is younger than the one that needs its pages and so has no row yet. It
@@ -174,7 +175,7 @@ void Scheduler::take(Sequence& s, Draft& draft) {
   int32_t end = std::clamp(s.prompt_len, begin, limit);
   for (; end < limit; ++end) {
     if (!draft.allows_decode_row(end + 1)) break;
-    draft.splits -= splits_of(end + 1);
+    draft.splits -= decode_splits(end + 1);
     draft.has_decode_rows = true;
   }
   if (end == begin) return;

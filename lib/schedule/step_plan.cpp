@@ -1,5 +1,6 @@
 #include "lib/schedule/step_plan.h"
 
+#include <algorithm>
 #include <cstddef>
 
 #include "lib/base/error.h"
@@ -26,12 +27,54 @@ class PassCutter {
   void close() {
     if (rows_ == 0) return;
     const auto end = static_cast<int32_t>(plan_.key_spans.size());
-    plan_.passes.push_back({first_span_, end, rows_});
+    Pass pass{first_span_, end, rows_};
+    key_tiles(pass);
+    query_tiles(pass);
+    plan_.passes.push_back(pass);
     first_span_ = end;
     rows_ = 0;
   }
 
  private:
+  int32_t num_tiles() const { return static_cast<int32_t>(plan_.tiles.size()); }
+  const KeySpan& span(const Pass& pass, int32_t i) const {
+    return plan_.key_spans[static_cast<size_t>(pass.span_begin + i)];
+  }
+
+  void key_tiles(Pass& pass) {
+    pass.key_tile_begin = num_tiles();
+    for (int32_t i = 0; i < pass.span_end - pass.span_begin; ++i) {
+      const KeySpan& s = span(pass, i);
+      for (int32_t begin = s.key_begin; begin < s.key_end; begin += kKeyTile)
+        plan_.tiles.push_back({i, begin});
+    }
+    pass.key_tile_end = num_tiles();
+  }
+
+  // Keys of the span that the tile's last row sees; 0 or less: none.
+  int32_t visible_keys(const KeySpan& s, int32_t begin) const {
+    const PrefillSpan& request = plan_.prefill[static_cast<size_t>(s.prefill)];
+    const int32_t end = request.context + std::min(begin + kQueryTile, request.q_len);
+    return std::min(end, s.key_end) - s.key_begin;
+  }
+
+  void query_tiles(Pass& pass) {
+    pass.query_tile_begin = num_tiles();
+    for (int32_t i = 0; i < pass.span_end - pass.span_begin; ++i) {
+      const KeySpan& s = span(pass, i);
+      const PrefillSpan& request = plan_.prefill[static_cast<size_t>(s.prefill)];
+      const bool last = s.key_end == request.context + request.q_len;
+      for (int32_t begin = 0; begin < request.q_len; begin += kQueryTile)
+        if (last || visible_keys(s, begin) > 0) plan_.tiles.push_back({i, begin});
+    }
+    pass.query_tile_end = num_tiles();
+    std::stable_sort(plan_.tiles.begin() + pass.query_tile_begin, plan_.tiles.end(),
+                     [&](const WorkTile& a, const WorkTile& b) {
+                       return visible_keys(span(pass, a.span), a.begin) >
+                              visible_keys(span(pass, b.span), b.begin);
+                     });
+  }
+
   StepPlan& plan_;
   const int32_t capacity_;
   int32_t first_span_ = 0;
@@ -46,6 +89,7 @@ void cut_passes(StepPlan& plan, int32_t workspace_rows) {
   }
   plan.key_spans.clear();
   plan.passes.clear();
+  plan.tiles.clear();
   PassCutter cutter(plan, workspace_rows);
   for (size_t i = 0; i < plan.prefill.size(); ++i) {
     cutter.add(static_cast<int32_t>(i), plan.prefill[i].context + plan.prefill[i].q_len);

@@ -29,8 +29,10 @@ struct StepPlan {
   std::vector<int64_t> prefill_ids;  // Sequence::id of each prefill span
   std::vector<KeySpan> key_spans;    // of all passes
   std::vector<Pass> passes;
-  std::vector<DecodeRow> decode;   // [T - prefill_rows]
-  std::vector<SampleRow> samples;  // [S], at most one a sequence
+  std::vector<WorkTile> tiles;             // of all passes
+  std::vector<DecodeRow> decode;           // [T - prefill_rows]
+  std::vector<DecodeSplit> decode_splits;  // of all decode rows, in order
+  std::vector<SampleRow> samples;          // [S], at most one a sequence
 
   int32_t rows() const { return static_cast<int32_t>(token_ids.size()); }
   bool empty() const { return token_ids.empty(); }
@@ -38,7 +40,8 @@ struct StepPlan {
 
 // Cuts the key spans of `prefill` into passes over a workspace of `workspace_rows` rows (a positive
 // multiple of kKeyTile): requests in order, whole spans while they fit, then the largest piece that
-// is a multiple of kKeyTile. Replaces plan.key_spans and plan.passes. No span is empty. Throws
+// is a multiple of kKeyTile. Replaces plan.key_spans, plan.passes and plan.tiles. No span is empty.
+// A query tile is left out of a pass in which it sees no key, unless the request ends there. Throws
 // Error for other workspaces.
 void cut_passes(StepPlan& plan, int32_t workspace_rows);
 

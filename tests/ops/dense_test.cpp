@@ -104,6 +104,47 @@ TEST_CASE("Embedding looks rows up") {
     }
 }
 
+TEST_CASE("A negative id is the token that a slot of the device has") {
+  for (const BackendCase& c : backend_cases()) {
+    const int64_t H = 33;
+    const Floats table = random_values(c, 65 * H, 1);
+    Device dev(c);
+    void* out = dev.poisoned(4 * H);
+    dev->embed({.ids = dev.plain(std::vector<int32_t>{-1, 7, -3, -2}),
+                .sampled = dev.plain(std::vector<int32_t>{64, 0, 17}),
+                .table = dev.matrix(MatrixKind::embedding, 1, 65, H, table),
+                .out = out,
+                .T = 4});
+    Floats want;
+    for (const int64_t id : {64, 7, 17, 0}) {
+      const Floats row = rows_of(table, H, id, 1);
+      want.insert(want.end(), row.begin(), row.end());
+    }
+    INFO(c.name);
+    CHECK(same_bits(dev.read(out, 4 * H), want));
+  }
+}
+
+TEST_CASE("A download that does not wait has its bytes when it was waited for") {
+  for (const BackendCase& c : backend_cases()) {
+    Device dev(c);
+    auto* host = static_cast<int32_t*>(dev->allocate_host(3 * 4 * sizeof(int32_t)));
+    const std::vector<std::vector<int32_t>> values = {{1, 2, 3, 4}, {5, 6, 7, 8}, {9, 9, 9, 9}};
+    int32_t* data = dev.plain(values[0]);
+    std::vector<uint64_t> tickets;
+    for (size_t i = 0; i < values.size(); ++i) {
+      dev->upload(data, values[i].data(), 4 * sizeof(int32_t));
+      tickets.push_back(dev->download_later(host + 4 * i, data, 4 * sizeof(int32_t)));
+    }
+    for (size_t i = 0; i < values.size(); ++i) {
+      dev->wait(tickets[i]);
+      INFO(c.name << ", download " << i);
+      CHECK(std::equal(values[i].begin(), values[i].end(), host + 4 * i));
+    }
+    dev->synchronize();
+  }
+}
+
 // RMSNorm of x [T, dim] in double.
 std::vector<double> rms_norm(const Floats& x, const Floats& weight, int64_t dim, double eps) {
   std::vector<double> out;
@@ -369,6 +410,50 @@ TEST_CASE("RoPE turns the pairs 2i and 2i+1 and writes normed latents to their s
       check_rounded_once(c, got, want);
       check_row_bits(c, T, op);
     }
+}
+
+TEST_CASE("A padding row writes no cache and its neighbours keep their bits") {
+  for (const BackendCase& c : backend_cases()) {
+    const int32_t N = 2, P = 16, R = 8, L = 32;
+    const int64_t q_dim = N * (P + R), row = L + R, slots = 4;
+    const Floats q = random_values(c, 3 * q_dim, 1), kv = random_values(c, 3 * row, 2);
+    const Floats table = random_values({c.name, c.make, DType::f32}, 6 * R, 3);
+    const auto run = [&](Device& dev, const std::vector<int32_t>& rows,
+                         const std::vector<int32_t>& positions, const std::vector<int64_t>& slot) {
+      Floats some_q, some_kv;
+      for (const int32_t r : rows) {
+        const Floats a = rows_of(q, q_dim, r, 1), b = rows_of(kv, row, r, 1);
+        some_q.insert(some_q.end(), a.begin(), a.end());
+        some_kv.insert(some_kv.end(), b.begin(), b.end());
+      }
+      void* cache = dev.poisoned(slots * row);
+      dev->rope_cache({.q = dev.array(some_q),
+                       .q_stride = q_dim,
+                       .kv_a = dev.array(some_kv),
+                       .kv_stride = row,
+                       .norm_weight = dev.plain(Floats(at(L), 1.0f)),
+                       .rope_table = dev.plain(table),
+                       .positions = dev.plain(positions),
+                       .slots = dev.plain(slot),
+                       .cache = cache,
+                       .T = static_cast<int64_t>(rows.size()),
+                       .N = N,
+                       .P = P,
+                       .R = R,
+                       .L = L,
+                       .eps = 1e-6f});
+      CHECK(dev.guards_hold());
+      return dev.read(cache, slots * row);
+    };
+    Device dev(c);
+    const Floats padded = run(dev, {0, 1, 2}, {5, -1, 2}, {2, -1, 0});
+    const Floats without = run(dev, {0, 2}, {5, 2}, {2, 0});
+    INFO(c.name);
+    for (const int64_t slot : {0, 2})
+      CHECK(same_bits(rows_of(padded, row, slot, 1), rows_of(without, row, slot, 1)));
+    for (const int64_t slot : {1, 3})
+      for (const float x : rows_of(padded, row, slot, 1)) CHECK(std::isnan(x));
+  }
 }
 
 TEST_CASE("No op minds a call without rows") {

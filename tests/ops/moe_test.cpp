@@ -22,12 +22,14 @@ struct Routed {
 };
 
 Routed run_router(Device& dev, const Floats& x, int64_t H, const Floats& gate, int32_t E, int32_t K,
-                  int32_t groups, int32_t kept, float factor) {
+                  int32_t groups, int32_t kept, float factor,
+                  const std::vector<int32_t>& positions = {}) {
   const int64_t T = static_cast<int64_t>(x.size()) / H;
   auto* ids = dev.poisoned_plain<int32_t>(T * K);
   auto* w = dev.poisoned_plain<float>(T * K);
   dev->router({.x = dev.array(x),
                .gate = dev.matrix(MatrixKind::linear, 1, E, H, gate),
+               .positions = positions.empty() ? nullptr : dev.plain(positions),
                .logits = dev.poisoned_plain<float>(T * E),
                .ids = ids,
                .weights = w,
@@ -126,6 +128,52 @@ TEST_CASE("Router ties go to the lower expert and rows of NaN get distinct valid
         CHECK(std::all_of(ids.begin(), ids.end(), [&](int32_t e) { return e >= 0 && e < E; }));
       }
     }
+}
+
+TEST_CASE("A padding row goes to no expert and its neighbours keep their bits") {
+  const int32_t E = 8, K = 3, S = 1;
+  const int64_t H = 48, I = 32, T = 5, width = K + S;
+  for (const BackendCase& c : backend_cases()) {
+    Floats x = random_values(c, T * H, 15);
+    const Floats gate = weights(c, E * H, H, 16);
+    const Floats gate_up = weights(c, (E + S) * 2 * I * H, H, 18);
+    const Floats down = weights(c, (E + S) * H * I, I, 19);
+    const std::vector<int32_t> positions = {0, -1, 9, -1, 3};
+    // What stands in a padding row is of no matter.
+    std::fill_n(x.begin() + 3 * H, H, kNan);
+    Device dev(c);
+    const Routed all = run_router(dev, x, H, gate, E, K, 1, 1, 1.0f);
+    const Routed got = run_router(dev, x, H, gate, E, K, 1, 1, 1.0f, positions);
+    const auto run = [&](const std::vector<int32_t>& ids) {
+      void* out = dev.poisoned(T * width * H);
+      dev->experts({.x = dev.array(x),
+                    .ids = dev.plain(ids),
+                    .gate_up = dev.matrix(MatrixKind::gate_up, E + S, 2 * I, H, gate_up),
+                    .down = dev.matrix(MatrixKind::linear, E + S, H, I, down),
+                    .inner = dev.poisoned(T * width * I),
+                    .out = out,
+                    .T = T,
+                    .E = E,
+                    .K = K,
+                    .S = S});
+      return dev.read(out, T * width * H);
+    };
+    const Floats padded = run(got.ids), whole = run(all.ids);
+    INFO(c.name);
+    for (int64_t t = 0; t < T; ++t) {
+      const bool padding = positions[at(t)] < 0;
+      for (int64_t k = 0; k < K; ++k) {
+        CHECK(got.ids[at(t * K + k)] == (padding ? -1 : all.ids[at(t * K + k)]));
+        if (!padding) CHECK(got.weights[at(t * K + k)] == all.weights[at(t * K + k)]);
+      }
+      if (!padding)
+        CHECK(same_bits(rows_of(padded, width * H, t, 1), rows_of(whole, width * H, t, 1)));
+    }
+    CHECK(dev.guards_hold());
+    // Not a single row for any expert.
+    run(std::vector<int32_t>(at(T * K), -1));
+    CHECK(dev.guards_hold());
+  }
 }
 
 TEST_CASE("Experts give each slot the output of its expert whatever the routing") {

@@ -1,4 +1,5 @@
 // sample against exact probabilities, the generator's published answers, and the backend's exp.
+#include <bit>
 #include <map>
 #include <numeric>
 #include <set>
@@ -175,6 +176,35 @@ TEST_CASE("A row of NaN or of plus infinity or without a token samples nothing")
       CHECK(got.tokens == std::vector<int32_t>{-1, -1, -1, -1, -1, -1, 2, -1});
       CHECK(got.logprobs[6] == 0.0f);
     }
+}
+
+TEST_CASE("A sampled token stays in its slot of the device and none is 0") {
+  for (const BackendCase& c : backend_cases()) {
+    const Floats logits = {0, 1, 5, 2, kNan, 0, 0, 0, 9, 0, 0, 0, 0, 9, 0, 0, 1, 2, 3, 4};
+    std::vector<SampleSpec> specs(5);
+    specs[0].token_slot = 3;
+    specs[1].token_slot = 0;  // not a number: no token
+    specs[2].token_slot = -1;
+    specs[3].token_slot = 1;
+    specs[4].token_slot = 5;  // all banned
+    specs[4].ban_end = 4;
+    Device dev(c);
+    auto* sampled = dev.plain(std::vector<int32_t>(6, 77));
+    dev->sample({.logits = dev.plain(logits),
+                 .specs = dev.plain(specs),
+                 .bans = dev.plain(std::vector<int32_t>{0, 1, 2, 3}),
+                 .tokens = dev.poisoned_plain<int32_t>(5),
+                 .sampled = sampled,
+                 .logprobs = dev.poisoned_plain<float>(5),
+                 .top_ids = nullptr,
+                 .top_logprobs = nullptr,
+                 .S = 5,
+                 .vocab = 4,
+                 .max_top = 0});
+    INFO(c.name);
+    CHECK(dev.read_plain<int32_t>(sampled, 6) == std::vector<int32_t>{0, 1, 77, 2, 77, 0});
+    CHECK(dev.guards_hold());
+  }
 }
 
 TEST_CASE("Top-k and top-p keep the lower id of a tie") {

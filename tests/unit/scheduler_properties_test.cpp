@@ -299,13 +299,19 @@ class Simulation {
       for (int32_t t = 0; t < p.q_len; ++t) take(s, p.context + t);
     }
     expect(row == plan.prefill_rows, "prompt rows come first");
+    int32_t splits = 0;
     for (const mla::DecodeRow& d : plan.decode) {
       const Sequence& s = sequence_at(plan, d.table_begin);
-      expect(d.row == row, "decode rows follow each other");
+      expect(d.split_begin == splits, "splits follow each other");
+      for (int32_t i = 0; i * kDecodeSplit < d.key_len; ++i, ++splits) {
+        const mla::DecodeSplit& split = plan.decode_splits.at(static_cast<size_t>(splits));
+        expect(split.row == row - plan.prefill_rows && split.split == i, "every split of the row");
+      }
       expect(d.key_len > s.prompt_len, "decode rows are generated tokens");
       if (!computed.contains(s.id) && d.key_len == s.size()) plain_decodes.insert(s.id);
       take(s, d.key_len - 1);
     }
+    expect(splits == static_cast<int32_t>(plan.decode_splits.size()), "no split is another's");
     expect(case_.options.chunked || plain_decodes.empty() || plan.prefill.empty(),
            "the off mode never mixes");
     for (const auto& [id, reached] : computed) {

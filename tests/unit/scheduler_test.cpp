@@ -96,7 +96,7 @@ TEST_CASE("The on mode takes decodes first and cuts the last prompt") {
   plan = step(s);
   CHECK(chunks(plan) == Chunks{{6, 7}, {0, 2}});
   CHECK(key_lens(plan) == std::vector<int32_t>{5});
-  CHECK(plan.decode[0].row == 9);
+  CHECK(plan.prefill_rows == 9);
   CHECK(sampled(plan) == std::vector<int64_t>{1, 0});
   CHECK(plan.passes.size() == 1);
   plan = step(s);
@@ -216,6 +216,25 @@ TEST_CASE("The cap on decode splits leaves rows for later steps but never stops 
   narrow.add(0, prompt(600), 10);
   step(narrow);
   CHECK(key_lens(step(narrow)) == std::vector<int32_t>{601});
+}
+
+TEST_CASE("The splits of decode rows cover their keys once and in order") {
+  Scheduler s(on(2000), 100);
+  const std::vector<int32_t> lengths = {254, 255, 256, 511, 512, 1, 900};
+  for (size_t i = 0; i < lengths.size(); ++i) s.add(static_cast<int64_t>(i), prompt(lengths[i]), 9);
+  for (int i = 0; i < 2; ++i) step(s);
+  StepPlan plan;
+  while (plan.decode.size() < lengths.size()) plan = step(s);
+  size_t next = 0;
+  for (size_t d = 0; d < plan.decode.size(); ++d) {
+    CHECK(plan.decode[d].split_begin == static_cast<int32_t>(next));
+    for (int32_t i = 0; i * mla::kDecodeSplit < plan.decode[d].key_len; ++i) {
+      REQUIRE(next < plan.decode_splits.size());
+      CHECK(plan.decode_splits[next].row == static_cast<int32_t>(d));
+      CHECK(plan.decode_splits[next++].split == i);
+    }
+  }
+  CHECK(next == plan.decode_splits.size());
 }
 
 TEST_CASE("Requests that can never fit are errors with their numbers") {
