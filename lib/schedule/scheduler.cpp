@@ -69,11 +69,13 @@ class RowWriter {
  private:
   void row(const Sequence& s, int32_t position) {
     const int64_t page = s.pages[static_cast<size_t>(position / kPageTokens)];
-    plan_.token_ids.push_back(s.tokens[static_cast<size_t>(position)]);
+    plan_.token_ids.push_back(position < s.size() ? s.tokens[static_cast<size_t>(position)]
+                                                  : -1 - s.token_slot);
     plan_.positions.push_back(position);
     plan_.slots.push_back(page * kPageTokens + position % kPageTokens);
     // Only the newest token of a sequence is followed by one that is not known yet.
-    if (position + 1 == s.size()) plan_.samples.push_back({plan_.rows() - 1, s.id, s.size()});
+    if (position + 1 == s.length())
+      plan_.samples.push_back({plan_.rows() - 1, s.id, s.length(), s.token_slot});
   }
 
   StepPlan& plan_;
@@ -84,7 +86,9 @@ class RowWriter {
 Scheduler::Scheduler(const SchedulerOptions& options, int32_t num_pages)
     : options_(checked(options)),
       max_running_(std::min(options.max_seqs, options.max_batched_tokens)),
-      pool_(num_pages) {}
+      pool_(num_pages) {
+  for (int32_t slot = max_running_ - 1; slot >= 0; --slot) free_slots_.push_back(slot);
+}
 
 void Scheduler::add(int64_t id, std::vector<int32_t> tokens, int32_t max_new_tokens) {
   const auto prompt = static_cast<int64_t>(tokens.size());
@@ -123,6 +127,7 @@ StepPlan Scheduler::next() {
 
   StepPlan plan = write_plan(draft);
   for (const Work& w : draft.work) advance(w);
+  for (const SampleRow& sample : plan.samples) ++sequences_.at(sample.sequence).in_flight;
   if (!plan.empty()) count(plan, decode_step);
   return plan;
 }
@@ -137,7 +142,7 @@ void Scheduler::draft_decodes(Draft& draft) {
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& s = *running_[i];
     // The splits are asked first: nobody is preempted for a row that does not run.
-    if (s.decodes() && draft.allows_decode_row(s.size()) && make_room(s)) take(s, draft);
+    if (s.decodes() && draft.allows_decode_row(s.length()) && make_room(s)) take(s, draft);
   }
 }
 
@@ -154,6 +159,8 @@ void Scheduler::admit(Draft& draft) {
     if (!may_admit(s, draft) || !pool_.grow(s.pages, s.size())) return;
     waiting_.erase(waiting_.begin());
     s.state = SequenceState::running;
+    s.token_slot = free_slots_.back();
+    free_slots_.pop_back();
     running_.insert(std::upper_bound(running_.begin(), running_.end(), &s, older), &s);
     take(s, draft);
   }
@@ -161,6 +168,8 @@ void Scheduler::admit(Draft& draft) {
 
 bool Scheduler::may_admit(const Sequence& s, const Draft& draft) const {
   if (num_running() >= max_running_) return false;
+  // Preempted before its token was known: it is computed anew when all its tokens are.
+  if (s.in_flight > 0) return false;
   // With nothing running the whole pool is free, and add() has seen that the sequence fits it.
   const int32_t spare = running_.empty() ? 0 : 1;
   if (pages_for(s.size()) + spare > pool_.free_pages()) return false;
@@ -195,12 +204,20 @@ bool Scheduler::make_room(Sequence& s) {
 
 void Scheduler::preempt(Sequence& s) {
   running_.pop_back();
-  pool_.release(s.pages);
+  leave(s);
   s.computed = 0;
   s.state = SequenceState::waiting;
   ++s.preemptions;
   ++stats_.preemptions;
   waiting_.insert(s.id);
+}
+
+// Gives back what a running sequence holds. Steps that are planned by now run before those that may
+// get it.
+void Scheduler::leave(Sequence& s) {
+  pool_.release(s.pages);
+  free_slots_.push_back(s.token_slot);
+  s.token_slot = -1;
 }
 
 StepPlan Scheduler::write_plan(const Draft& draft) const {
@@ -256,7 +273,9 @@ void Scheduler::commit(const StepPlan& plan, const std::vector<int32_t>& tokens)
     const auto found = sequences_.find(plan.samples[i].sequence);
     if (found == sequences_.end()) continue;
     Sequence& s = found->second;
-    if (s.size() == plan.samples[i].position) s.tokens.push_back(tokens[i]);
+    if (s.size() != plan.samples[i].position) continue;
+    s.tokens.push_back(tokens[i]);
+    --s.in_flight;
   }
 }
 
@@ -266,10 +285,10 @@ void Scheduler::finish(int64_t id) {
   Sequence& s = found->second;
   if (s.state == SequenceState::running) {
     running_.erase(std::lower_bound(running_.begin(), running_.end(), &s, older));
+    leave(s);
   } else {
     waiting_.erase(id);
   }
-  pool_.release(s.pages);
   sequences_.erase(found);
 }
 

@@ -7,6 +7,11 @@
 //     … for every sequence that has ended: scheduler.finish(id) …
 //   }
 //
+// The commit of a step may come after the plan of the next one, if steps run in the order of their
+// plans: that plan has a row for a token which only the device knows, in the sequence's token slot.
+// Where the sequence turns out to have ended, what the row gives is ignored, and its pages are free
+// for later steps.
+//
 // off (whole): a step is either prompts only (whole ones that fit the budget together, or
 // recomputation after a preemption) or decodes only; waiting prompts go first.
 // on (chunked): decodes first, one row each, then prompts in order for the rest of the budget; the
@@ -68,10 +73,12 @@ class Scheduler {
 
   // Sequences are there that have not been finished.
   bool has_work() const;
-  // The plan is empty only where every running sequence waits for commit() or finish().
+  // The plan is empty only where every running sequence, and one that was preempted, waits for
+  // commit() or finish().
   StepPlan next();
-  // Appends the sampled token of each of plan.samples to its sequence. A token is ignored whose
-  // sequence was finished in the meantime, or has a token at its position already.
+  // Appends the sampled token of each of plan.samples to its sequence; plans come in their order. A
+  // token is ignored whose sequence was finished in the meantime, or has a token at its position
+  // already.
   void commit(const StepPlan& plan, const std::vector<int32_t>& tokens);
   // Ends a sequence, running or waiting: its pages go back to the pool and it is forgotten.
   void finish(int64_t id);
@@ -107,6 +114,7 @@ class Scheduler {
   static void take(Sequence& sequence, Draft& draft);
   bool make_room(Sequence& sequence);
   void preempt(Sequence& sequence);
+  void leave(Sequence& sequence);
   StepPlan write_plan(const Draft& draft) const;
   void advance(const Work& work);
   void count(const StepPlan& plan, bool decode_step);
@@ -117,6 +125,7 @@ class Scheduler {
   std::unordered_map<int64_t, Sequence> sequences_;  // never iterated: its order is not defined
   std::set<int64_t> waiting_;                        // oldest first
   std::vector<Sequence*> running_;                   // oldest first
+  std::vector<int32_t> free_slots_;                  // token slots, a stack
   SchedulerStats stats_;
 };
 

@@ -18,6 +18,8 @@ struct Sequence {
   int32_t computed = 0;        // tokens whose cache rows are written by the steps planned so far
   int32_t high_water = 0;      // the most `computed` has been: rows below it are recomputation
   std::vector<int32_t> pages;  // page table; pages.size() * kPageTokens >= computed
+  int32_t in_flight = 0;       // tokens sampled by the steps planned so far, not yet committed
+  int32_t token_slot = -1;     // of the device, for the newest token of a running sequence
 
   // Statistics.
   int32_t prefill_chunks = 0;     // steps in which prompt tokens ran, recomputation included
@@ -27,9 +29,14 @@ struct Sequence {
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
   int32_t generated() const { return size() - prompt_len; }
 
-  // Tokens that a step could compute now. 0 while a sampled token has not been committed, and at
-  // max_tokens.
-  int32_t pending() const { return size() < max_tokens ? size() - computed : 0; }
+  // With those that are in flight.
+  int32_t length() const { return size() + in_flight; }
+
+  // Tokens that a step could compute now, one of them perhaps in flight. 0 while more than one is,
+  // and at max_tokens.
+  int32_t pending() const {
+    return in_flight <= 1 && length() < max_tokens ? length() - computed : 0;
+  }
   // Needs only the row of its newest generated token; otherwise it has a prompt or a recomputation
   // to fill in.
   bool decodes() const { return pending() == 1 && computed >= prompt_len; }

@@ -11,15 +11,16 @@ namespace mla {
 
 // A row whose logits are needed: it samples the next token of its sequence.
 struct SampleRow {
-  int32_t row;       // of the step
-  int64_t sequence;  // Sequence::id
-  int32_t position;  // of the token that will be sampled: the sequence's size at planning
+  int32_t row;         // of the step
+  int64_t sequence;    // Sequence::id
+  int32_t position;    // of the token that will be sampled: the sequence's length at planning
+  int32_t token_slot;  // where the token stays on the device, in [0, max_seqs)
 };
 
 struct StepPlan {
   // Rows. Prompt rows come first, [0, prefill_rows), then the decode rows; within each kind the
   // rows of a sequence are adjacent and in order of position.
-  std::vector<int32_t> token_ids;  // [T]
+  std::vector<int32_t> token_ids;  // [T]; -1 - token_slot: sampled by the step before this one
   std::vector<int32_t> positions;  // [T]
   std::vector<int64_t> slots;      // [T] cache slot that the row writes
   int32_t prefill_rows = 0;

@@ -283,13 +283,62 @@ TEST_CASE("A sequence may be finished while it waits or runs or awaits its token
   s.add(1, prompt(3), 5);
   s.finish(1);
   const StepPlan plan = s.next();
-  CHECK(s.next().empty());  // its token is not committed
+  const StepPlan ahead = s.next();
+  CHECK(s.next().empty());  // two tokens are not committed
   s.finish(0);
   s.commit(plan, {7});
+  s.commit(ahead, {7});
   CHECK_FALSE(s.has_work());
   CHECK(s.free_pages() == 10);
   CHECK_THROWS_WITH(s.finish(0), "finish: there is no sequence 0");
   CHECK_THROWS_AS(s.sequence(0), mla::Error);
+}
+
+TEST_CASE("A plan made before the commit has the token's slot of the device for its id") {
+  Scheduler s(on(10), 10);
+  s.add(0, prompt(3), 3);
+  s.add(1, prompt(2), 9);
+  const StepPlan first = s.next();
+  REQUIRE(first.samples.size() == 2);
+  CHECK(first.samples[0].token_slot != first.samples[1].token_slot);
+  const StepPlan second = s.next();
+  REQUIRE(second.rows() == 2);
+  CHECK(second.positions == std::vector<int32_t>{3, 2});
+  for (size_t i = 0; i < 2; ++i) {
+    CHECK(second.token_ids[i] == -1 - first.samples[i].token_slot);
+    CHECK(second.samples[i].token_slot == first.samples[i].token_slot);
+    CHECK(second.samples[i].position == first.samples[i].position + 1);
+  }
+  s.commit(first, {7, 8});
+  const StepPlan third = s.next();
+  CHECK(third.positions == std::vector<int32_t>{4, 3});
+  s.commit(second, {9, 10});
+  CHECK(s.next().positions == std::vector<int32_t>{4});  // 0 has three tokens on their way: all
+  s.commit(third, {11, 12});
+  CHECK(s.sequence(0).tokens == std::vector<int32_t>{100, 101, 102, 7, 9, 11});
+  CHECK(s.sequence(1).tokens == std::vector<int32_t>{100, 101, 8, 10, 12});
+}
+
+TEST_CASE("A sequence preempted before its token is known waits for it at the head of the queue") {
+  Scheduler s(on(1000), 4);
+  s.add(0, prompt(64), 100);
+  s.add(1, prompt(64), 100);
+  s.add(2, prompt(5), 100);
+  s.add(3, prompt(5), 1);
+  const StepPlan first = s.next();
+  CHECK(sampled(first) == std::vector<int64_t>{0, 1, 2});
+  const StepPlan second = s.next();  // takes the page of 2
+  CHECK(sampled(second) == std::vector<int64_t>{0, 1});
+  CHECK(s.sequence(2).preemptions == 1);
+  s.finish(0);
+  s.finish(1);
+  CHECK(s.next().empty());
+  s.commit(first, {7, 7, 7});
+  s.commit(second, {7, 7});
+  const StepPlan third = s.next();
+  CHECK(third.prefill_ids == std::vector<int64_t>{2, 3});
+  CHECK(sampled(third) == std::vector<int64_t>{3, 2});
+  CHECK(third.token_ids.back() == 7);
 }
 
 TEST_CASE("A token is appended once and only at its position") {
