@@ -288,6 +288,11 @@ class Backend {
                         const HostTensor& source) = 0;
   // After the last set_rows.
   virtual void finish_matrix(Matrix& matrix) = 0;
+  // Instead of set_rows: normally distributed values of the given deviation, a function of the seed
+  // and the place. False where the backend leaves that to the caller.
+  virtual bool fill_normal(const Matrix& /*matrix*/, uint64_t /*seed*/, float /*deviation*/) {
+    return false;
+  }
   // Bytes that create_matrix would take.
   virtual size_t matrix_bytes(MatrixKind kind, int64_t experts, int64_t rows, int64_t cols,
                               DType stored, int32_t heads = 0, int32_t nope_dim = 0) const = 0;

@@ -3,6 +3,7 @@
 // instructions computes the same bits, element by element.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>

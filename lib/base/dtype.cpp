@@ -1,5 +1,7 @@
 #include "lib/base/dtype.h"
 
+#include <bit>
+
 namespace mla {
 
 float f16_to_f32(uint16_t bits) {

@@ -1,7 +1,6 @@
 // Element types, and the bfloat16 type with its two conversions.
 #pragma once
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -29,16 +28,18 @@ constexpr std::string_view name_of(DType dtype) {
 // The upper 16 bits of an IEEE binary32.
 struct bf16 {
   uint16_t bits;
-  friend bool operator==(bf16, bf16) = default;
+  friend bool operator==(bf16 a, bf16 b) { return a.bits == b.bits; }
 };
 static_assert(sizeof(bf16) == 2);
 
 inline float to_f32(float x) { return x; }
-inline float to_f32(bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+inline float to_f32(bf16 x) {
+  return __builtin_bit_cast(float, static_cast<uint32_t>(x.bits) << 16);
+}
 
 // Round to nearest, ties to even; a NaN stays a NaN (quiet), ±infinity stays.
 inline bf16 to_bf16(float x) {
-  const uint32_t u = std::bit_cast<uint32_t>(x);
+  const uint32_t u = __builtin_bit_cast(uint32_t, x);
   const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   const uint32_t quiet_nan = (u >> 16) | 0x40u;
   return {static_cast<uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded)};

@@ -1,6 +1,7 @@
 #include "lib/model/weights.h"
 
 #include <cstring>
+#include <random>
 #include <vector>
 
 #include "lib/base/error.h"
@@ -190,6 +191,50 @@ ModelWeights load_weights(const ModelConfig& config, Backend& backend, const Ten
       if (progress) progress(bytes);
     }
     backend.finish_matrix(*plan.target);
+  }
+  return weights;
+}
+
+namespace {
+
+constexpr float kDummyDeviation = 0.02f;  // initializer_range of the released models
+
+// For backends that do not fill a matrix themselves. A gate_up matrix takes its halves one by one.
+void fill_rows(Backend& backend, const Matrix& m, uint64_t seed) {
+  const int64_t halves = m.kind == MatrixKind::gate_up ? 2 : 1, rows = m.rows / halves;
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal(0.0f, kDummyDeviation);
+  std::vector<float> values(static_cast<size_t>(rows * m.cols));
+  for (int64_t piece = 0; piece < m.experts * halves; ++piece) {
+    for (float& x : values) x = normal(random);
+    backend.set_rows(m, piece / halves, piece % halves * rows,
+                     {.data = values.data(),
+                      .dtype = DType::f32,
+                      .rows = rows,
+                      .cols = m.cols,
+                      .row_stride = m.cols});
+  }
+}
+
+}  // namespace
+
+ModelWeights dummy_weights(const ModelConfig& config, Backend& backend, uint64_t seed) {
+  ModelWeights weights;
+  const Walk walk(config, weights);
+  for (const VectorPlan& plan : walk.vectors()) {
+    const std::vector<float> ones(static_cast<size_t>(plan.size), 1.0f);
+    void* data = backend.allocate(ones.size() * sizeof(float), plan.name);
+    backend.upload(data, ones.data(), ones.size() * sizeof(float));
+    *plan.target = static_cast<const float*>(data);
+  }
+  uint64_t index = 0;
+  for (const MatrixPlan& plan : walk.matrices()) {
+    Matrix& m = *plan.target;
+    m = backend.create_matrix(plan.kind, plan.experts, plan.rows, plan.cols, DType::bf16,
+                              config.num_heads, config.qk_nope_head_dim);
+    const uint64_t own_seed = seed * 1000003 + index++;
+    if (!backend.fill_normal(m, own_seed, kDummyDeviation)) fill_rows(backend, m, own_seed);
+    backend.finish_matrix(m);
   }
   return weights;
 }

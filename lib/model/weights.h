@@ -46,6 +46,10 @@ using LoadProgress = std::function<void(uint64_t bytes)>;
 ModelWeights load_weights(const ModelConfig& config, Backend& backend, const TensorSource& source,
                           const LoadProgress& progress);
 
+// Random weights instead of a checkpoint's: matrices normally distributed with deviation 0.02 (a
+// function of the seed), norms 1. For measurements of speed.
+ModelWeights dummy_weights(const ModelConfig& config, Backend& backend, uint64_t seed);
+
 // Bytes that the weights take on the backend; `stored` is the dtype of the checkpoint.
 size_t weight_bytes(const ModelConfig& config, const Backend& backend, DType stored);
 
