@@ -35,15 +35,23 @@ uint64_t request_seed(uint64_t run_seed, const Json& id) {
 }
 
 Engine::Engine(const ModelConfig& config, Model& model, const TextSetup& text,
-               const MemoryPlan& plan, uint64_t seed)
+               const MemoryPlan& plan, uint64_t seed, bool pipelined)
     : config_(config),
       model_(model),
       text_(text),
       max_model_len_(plan.limits.max_model_len),
       seed_(seed),
+      pipelined_(pipelined),
       scheduler_(plan.scheduler_options(), plan.limits.num_pages) {}
 
-Engine::~Engine() = default;
+// The model may serve another engine: nothing of this one stays on its way.
+Engine::~Engine() {
+  try {
+    while (model_.in_flight() > 0) model_.collect();
+  } catch (const std::exception&) {
+    // The device failed, and whoever comes next is told.
+  }
+}
 
 double Engine::now_ms() {
   using namespace std::chrono;
@@ -111,15 +119,16 @@ void Engine::add(Request request, const Sink& sink) {
   live_.emplace(id, std::move(live));
 }
 
-RowSampling Engine::sampling_of(const Live& live) const {
+RowSampling Engine::sampling_of(const Live& live, const SampleRow& sample) const {
   const SamplingParams& s = live.request.sampling;
-  const int32_t generated = static_cast<int32_t>(live.result.token_ids.size());
+  // Not the result's: a token may be on its way.
+  const int32_t generated = sample.position - live.result.prompt_tokens;
   RowSampling row;
   row.spec = {.temperature = s.temperature,
               .top_p = s.top_p,
               .top_k = std::max(s.top_k, 0),
               .choice = 0,
-              .position = static_cast<uint32_t>(live.result.prompt_tokens + generated),
+              .position = static_cast<uint32_t>(sample.position),
               .seed = live.seed,
               .num_top = s.logprobs.value_or(0)};
   if (generated < s.min_tokens) row.bans = live.end_ids;
@@ -181,38 +190,58 @@ void Engine::finish(Live& live, const Sink& sink) {
 
 void Engine::step(const Sink& sink) {
   const double start = now_ms();
-  const StepPlan plan = scheduler_.next();
+  const bool ahead = launch() && pipelined_;
+  if (launched_.size() > (ahead ? 1 : 0)) collect(sink);
+  times_.total_seconds += (now_ms() - start) / 1000;
+}
+
+bool Engine::launch() {
+  const double start = now_ms();
+  StepPlan plan = scheduler_.next();
+  if (plan.empty()) return false;
   if (observer_) observer_(plan);
   std::vector<RowSampling> sampling;
   for (const SampleRow& sample : plan.samples)
-    sampling.push_back(sampling_of(*live_.at(sample.sequence)));
+    sampling.push_back(sampling_of(*live_.at(sample.sequence), sample));
   for (const int64_t id : plan.prefill_ids) live_.at(id)->result.timing.schedule(start);
-
   const double model_start = now_ms();
-  const StepOutput out = model_.step(plan, sampling);
-  const double now = now_ms();
-  scheduler_.commit(plan, out.tokens);
+  model_.launch(plan, sampling);
+  times_.model_seconds += (now_ms() - model_start) / 1000;
+  launched_.push_back({std::move(plan), start});
+  return true;
+}
 
-  for (size_t i = 0; i < plan.samples.size(); ++i) {
-    const auto it = live_.find(plan.samples[i].sequence);
+void Engine::collect(const Sink& sink) {
+  const Launched step = std::move(launched_.front());
+  launched_.pop_front();
+  const double model_start = now_ms();
+  const StepOutput out = model_.collect();
+  const double now = now_ms();
+  times_.model_seconds += (now - model_start) / 1000;
+  scheduler_.commit(step.plan, out.tokens);
+  for (size_t i = 0; i < step.plan.samples.size(); ++i) {
+    const auto it = live_.find(step.plan.samples[i].sequence);
+    if (it == live_.end()) continue;  // it ended while this step was on its way
     Live& live = *it->second;
     live.result.timing.prefill_chunks = scheduler_.sequence(it->first).first_pass_chunks;
     if (!take(live, out, i, now)) continue;
     finish(live, sink);
     live_.erase(it);
   }
+  count(step, now_ms());
+}
 
-  const int64_t decode_rows = plan.rows() - plan.prefill_rows;
-  StepTimes& times = decode_rows == 0         ? times_.prefill
-                     : plan.prefill_rows == 0 ? times_.decode
-                                              : times_.mixed;
+// A step's time is that from its planning, or from the end of the one before, to its end.
+void Engine::count(const Launched& step, double end) {
+  const int64_t decode_rows = step.plan.rows() - step.plan.prefill_rows;
+  StepTimes& times = decode_rows == 0              ? times_.prefill
+                     : step.plan.prefill_rows == 0 ? times_.decode
+                                                   : times_.mixed;
   ++times.steps;
-  times.prefill_rows += plan.prefill_rows;
+  times.prefill_rows += step.plan.prefill_rows;
   times.decode_rows += decode_rows;
-  const double end = now_ms();
-  times.seconds += (end - start) / 1000;
-  times_.model_seconds += (now - model_start) / 1000;
-  times_.total_seconds += (end - start) / 1000;
+  times.seconds += (end - std::max(step.start, collected_)) / 1000;
+  collected_ = end;
 }
 
 }  // namespace mla

@@ -1,7 +1,9 @@
-// The engine: requests in, results out. plan = scheduler.next(); model.step(plan);
-// scheduler.commit().
+// The engine: requests in, results out. plan = scheduler.next(); model.launch(plan);
+// scheduler.commit(model.collect()). A pipelined engine plans and launches a step before it
+// collects the one before, so that the device does not wait for the host.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <unordered_map>
@@ -34,7 +36,7 @@ struct StepTimes {
 
 struct EngineTimes {
   StepTimes prefill, decode, mixed;  // steps with prompt rows only, decode rows only, both
-  double model_seconds = 0;          // inside Model::step, of all
+  double model_seconds = 0;          // launching and waiting, of all
   double total_seconds = 0;          // of Engine::step, of all
 };
 
@@ -45,18 +47,18 @@ class Engine {
 
   // `seed`: of requests that have none, together with their id. All arguments outlive the engine.
   Engine(const ModelConfig& config, Model& model, const TextSetup& text, const MemoryPlan& plan,
-         uint64_t seed);
+         uint64_t seed, bool pipelined = false);
   ~Engine();
 
   // Tokenises and queues a request. A request that cannot be served (text that is not UTF-8, a
   // prompt at or over max_model_len, more than the KV pool holds …) is handed to the sink at once.
   void add(Request request, const Sink& sink);
 
-  bool has_work() const { return scheduler_.has_work(); }
+  bool has_work() const { return scheduler_.has_work() || !launched_.empty(); }
   // Requests that do not run yet.
   int64_t waiting() const { return scheduler_.num_waiting(); }
 
-  // One step. Requests that end are handed to the sink.
+  // Launches a step, collects one. Requests that end are handed to the sink.
   void step(const Sink& sink);
 
   const SchedulerStats& scheduler_stats() const { return scheduler_.stats(); }
@@ -66,9 +68,16 @@ class Engine {
 
  private:
   struct Live;
+  struct Launched {
+    StepPlan plan;
+    double start;  // of planning, ms
+  };
 
   std::vector<int32_t> tokenize(const Request& request) const;
-  RowSampling sampling_of(const Live& live) const;
+  bool launch();
+  void collect(const Sink& sink);
+  void count(const Launched& step, double end);
+  RowSampling sampling_of(const Live& live, const SampleRow& row) const;
   // The sampled token of a row; true when the request has ended.
   bool take(Live& live, const StepOutput& out, size_t row, double at_ms);
   void finish(Live& live, const Sink& sink);
@@ -79,8 +88,11 @@ class Engine {
   TextSetup text_;
   int32_t max_model_len_;
   uint64_t seed_;
+  bool pipelined_;
   Scheduler scheduler_;
   std::unordered_map<int64_t, std::unique_ptr<Live>> live_;  // by Sequence::id = Request::index
+  std::deque<Launched> launched_;
+  double collected_ = 0;  // when the last step was, ms
   EngineTimes times_;
   std::function<void(const StepPlan&)> observer_;
 };

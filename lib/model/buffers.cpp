@@ -42,7 +42,8 @@ WorkspaceBuffers WorkspaceBuffers::carve(Arena& arena, const ModelConfig& c,
                                          const StepLimits& limits, DType dtype) {
   WorkspaceBuffers b{};
   const int64_t B = limits.max_rows, N = c.num_heads;
-  b.kv = arena.take(int64_t{limits.workspace_rows} * c.kv_b_dim(), size_of(dtype));
+  // A GPU reads whole key tiles, also where a span ends at the last row.
+  b.kv = arena.take((int64_t{limits.workspace_rows} + kKeyTile) * c.kv_b_dim(), size_of(dtype));
   b.state_max = arena.take<float>(B * N);
   b.state_sum = arena.take<float>(B * N);
   b.state_out = arena.take<float>(B * N * c.v_head_dim);
@@ -78,11 +79,41 @@ ActivationBuffers ActivationBuffers::carve(Arena& arena, const ModelConfig& c,
 
   b.sampled_hidden = arena.take(S * H, e);
   b.logits = arena.take<float>(S * c.vocab_size);
-  b.tokens = arena.take<int32_t>(S);
-  b.logprobs = arena.take<float>(S);
-  b.top_ids = arena.take<int32_t>(S * kMaxTop);
-  b.top_logprobs = arena.take<float>(S * kMaxTop);
+  b.output = static_cast<std::byte*>(
+      arena.take(static_cast<int64_t>(SampledOutput::bytes(S, kMaxTop)), 1));
+  b.sampled = arena.take<int32_t>(S);
   return b;
+}
+
+SampledOutput SampledOutput::at(std::byte* block, int64_t rows, int64_t top) {
+  auto* ids = reinterpret_cast<int32_t*>(block);
+  auto* floats = reinterpret_cast<float*>(block);
+  return {ids, floats + rows, ids + 2 * rows, floats + 2 * rows + rows * top};
+}
+
+ModelShape model_shape(const ModelConfig& c, const StepLimits& limits) {
+  const bool dense = c.first_k_dense_replace > 0, moe = c.first_k_dense_replace < c.num_layers;
+  ModelShape shape;
+  shape.H = c.hidden_size;
+  shape.vocab = c.vocab_size;
+  shape.dense_width = dense ? c.intermediate_size : 0;
+  shape.N = c.num_heads;
+  shape.P = c.qk_nope_head_dim;
+  shape.R = c.qk_rope_head_dim;
+  shape.V = c.v_head_dim;
+  shape.L = c.kv_lora_rank;
+  shape.q_rank = c.q_lora_rank;
+  if (moe) {
+    shape.I = c.moe_intermediate_size;
+    shape.E = c.num_experts;
+    shape.S = c.num_shared_experts;
+    shape.K = c.num_experts_per_tok;
+  }
+  shape.max_rows = limits.max_rows;
+  shape.max_mlp_rows = std::min<int64_t>(limits.max_rows, kMlpSlice);
+  shape.max_splits = split_capacity(limits);
+  shape.max_samples = limits.max_seqs;
+  return shape;
 }
 
 size_t cache_bytes_per_token(const ModelConfig& c, DType dtype) {

@@ -17,6 +17,7 @@ struct StepLimits {
   int32_t workspace_rows = 0;     // W, a multiple of kKeyTile
   int32_t num_pages = 0;          // of the KV pool
   int32_t max_decode_splits = 0;  // of the decode rows of a step
+  bool graphs = false;  // steps of decode rows alone are padded to graph_sizes and replayed
 };
 
 // Decode splits of a step, those of padding rows included.
@@ -48,7 +49,7 @@ struct PlanBuffers {
 
 // Recomputed K and V, and the running softmax state of requests that need several passes.
 struct WorkspaceBuffers {
-  void* kv;          // [W, N·(P+V)]
+  void* kv;          // [W + kKeyTile, N·(P+V)]
   float* state_max;  // [B, N]
   float* state_sum;  // [B, N]
   float* state_out;  // [B, N, V]
@@ -76,14 +77,28 @@ struct ActivationBuffers {
   // Sampling:
   void* sampled_hidden;  // [max_seqs, H]
   float* logits;         // [max_seqs, vocab]
-  int32_t* tokens;       // [max_seqs]
-  float* logprobs;       // [max_seqs]
-  int32_t* top_ids;      // [max_seqs, kMaxTop]
-  float* top_logprobs;   // [max_seqs, kMaxTop]
+  std::byte* output;     // of SampledOutput
+  int32_t* sampled;      // [max_seqs] token slots
 
   static ActivationBuffers carve(Arena& arena, const ModelConfig& config, const StepLimits& limits,
                                  DType dtype);
 };
+
+// What sampling gives in one block, so that one transfer reads it: the first `bytes(rows, 0)` of it
+// where no top logprobs are wanted.
+struct SampledOutput {
+  int32_t* tokens;      // [rows]
+  float* logprobs;      // [rows]
+  int32_t* top_ids;     // [rows, top]
+  float* top_logprobs;  // [rows, top]
+
+  static size_t bytes(int64_t rows, int64_t top) {
+    return static_cast<size_t>(rows * (1 + top)) * 8;
+  }
+  static SampledOutput at(std::byte* block, int64_t rows, int64_t top);
+};
+
+ModelShape model_shape(const ModelConfig& config, const StepLimits& limits);
 
 // Bytes of one token's cache rows in all layers.
 size_t cache_bytes_per_token(const ModelConfig& config, DType dtype);

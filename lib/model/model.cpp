@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "lib/model/graph_sizes.h"
 #include "lib/model/rope.h"
 
 namespace mla {
@@ -10,6 +11,11 @@ namespace {
 // Of q_a_layernorm and kv_a_layernorm: DeepSeek's modelling code gives them its default, not the
 // config's rms_norm_eps.
 constexpr float kLatentNormEps = 1e-6f;
+
+template <class X>
+void copy(Backend& backend, X* to, const std::vector<X>& from) {
+  if (!from.empty()) backend.upload(to, from.data(), from.size() * sizeof(X));
+}
 
 }  // namespace
 
@@ -27,15 +33,23 @@ Model::Model(const ModelConfig& config, const ModelWeights& weights, Backend& ba
   cache_ = static_cast<std::byte*>(backend.allocate(
       static_cast<size_t>(slots_) * cache_bytes_per_token(config, backend.dtype()), "KV cache"));
 
+  const ModelShape shape = model_shape(config, limits);
+  void* scratch = nullptr;
   const auto carve = [&](Arena& arena) {
     plan_ = PlanBuffers::carve(arena, limits_);
     work_ = WorkspaceBuffers::carve(arena, c_, limits_, backend_.dtype());
     a_ = ActivationBuffers::carve(arena, c_, limits_, backend_.dtype());
+    scratch = arena.take(static_cast<int64_t>(backend_.scratch_bytes(shape)), 1);
   };
   Arena count;
   carve(count);
   Arena arena(backend.allocate(count.used(), "workspace and activations"), count.used());
   carve(arena);
+  backend.use_scratch(scratch, shape);
+  for (std::byte*& host : host_)
+    host = static_cast<std::byte*>(
+        backend.allocate_host(SampledOutput::bytes(limits_.max_seqs, kMaxTop)));
+  if (limits_.graphs) graph_sizes_ = mla::graph_sizes(std::min(limits_.max_seqs, limits_.max_rows));
 }
 
 void* Model::row_at(void* base, int64_t first, int64_t width) const {
@@ -44,29 +58,33 @@ void* Model::row_at(void* base, int64_t first, int64_t width) const {
 }
 
 void Model::upload(const StepPlan& plan) {
-  const auto copy = [&](auto* to, const auto& from, int64_t room, const char* what) {
+  const auto checked = [&](auto* to, const auto& from, int64_t room, const char* what) {
     if (static_cast<int64_t>(from.size()) > room)
       fail("step plan: {} {}, expected at most {}", from.size(), what, room);
-    backend_.upload(to, from.data(), from.size() * sizeof(from[0]));
+    copy(backend_, to, from);
   };
-  copy(plan_.token_ids, plan.token_ids, limits_.max_rows, "rows");
-  copy(plan_.positions, plan.positions, limits_.max_rows, "rows");
-  copy(plan_.slots, plan.slots, limits_.max_rows, "rows");
-  copy(plan_.page_table, plan.page_table, plan_.page_table_size, "page table entries");
-  copy(plan_.prefill, plan.prefill, limits_.max_seqs, "prompts");
-  copy(plan_.key_spans, plan.key_spans, plan_.max_key_spans, "key spans");
-  copy(plan_.tiles, plan.tiles, plan_.max_tiles, "tiles");
-  copy(plan_.decode, plan.decode, limits_.max_rows, "decode rows");
-  copy(plan_.decode_splits, plan.decode_splits, plan_.max_splits, "decode splits");
+  checked(plan_.token_ids, plan.token_ids, limits_.max_rows, "rows");
+  checked(plan_.positions, plan.positions, limits_.max_rows, "rows");
+  checked(plan_.slots, plan.slots, limits_.max_rows, "rows");
+  checked(plan_.page_table, plan.page_table, plan_.page_table_size, "page table entries");
+  checked(plan_.prefill, plan.prefill, limits_.max_seqs, "prompts");
+  checked(plan_.key_spans, plan.key_spans, plan_.max_key_spans, "key spans");
+  checked(plan_.tiles, plan.tiles, plan_.max_tiles, "tiles");
+  checked(plan_.decode, plan.decode, limits_.max_rows, "decode rows");
+  checked(plan_.decode_splits, plan.decode_splits, plan_.max_splits, "decode splits");
   const auto num_splits = static_cast<int32_t>(plan.decode_splits.size());
   backend_.upload(plan_.num_splits, &num_splits, sizeof num_splits);
 }
 
 void Model::forward(const StepPlan& plan) {
   upload(plan);
+  compute(plan);
+}
+
+void Model::compute(const StepPlan& plan) {
   const int64_t T = plan.rows(), H = c_.hidden_size;
   backend_.embed({.ids = plan_.token_ids,
-                  .sampled = nullptr,
+                  .sampled = a_.sampled,
                   .table = w_.embedding,
                   .out = a_.residual,
                   .T = T});
@@ -254,6 +272,11 @@ const float* Model::logits(std::span<const int32_t> rows) {
   const int64_t S = static_cast<int64_t>(rows.size());
   if (S > limits_.max_seqs) fail("logits of {} rows, expected at most {}", S, limits_.max_seqs);
   backend_.upload(plan_.sample_rows, rows.data(), rows.size_bytes());
+  sampled_logits(S);
+  return a_.logits;
+}
+
+void Model::sampled_logits(int64_t S) {
   backend_.add_norm({.residual = a_.residual,
                      .delta = pending_delta_ ? a_.delta : nullptr,
                      .weight = w_.final_norm,
@@ -264,49 +287,122 @@ const float* Model::logits(std::span<const int32_t> rows) {
                      .eps = c_.rms_norm_eps});
   backend_.linear(
       {.x = a_.sampled_hidden, .w = w_.lm_head, .out = a_.logits, .out_f32 = true, .T = S});
-  return a_.logits;
 }
 
-StepOutput Model::step(const StepPlan& plan, const std::vector<RowSampling>& sampling) {
-  forward(plan);
-  StepOutput out;
-  const size_t S = plan.samples.size();
-  if (sampling.size() != S) fail("{} sampled rows, {} ways to sample them", S, sampling.size());
-  if (S == 0) return out;
-  std::vector<int32_t> rows, bans;
-  std::vector<SampleSpec> specs;
-  for (size_t i = 0; i < S; ++i) {
-    rows.push_back(plan.samples[i].row);
-    specs.push_back(sampling[i].spec);
-    specs.back().ban_begin = static_cast<int32_t>(bans.size());
-    bans.insert(bans.end(), sampling[i].bans.begin(), sampling[i].bans.end());
-    specs.back().ban_end = static_cast<int32_t>(bans.size());
-  }
-  if (static_cast<int64_t>(bans.size()) > plan_.max_bans)
-    fail("{} banned tokens in a step, expected at most {}", bans.size(), plan_.max_bans);
-  logits(rows);
-  backend_.upload(plan_.specs, specs.data(), specs.size() * sizeof(SampleSpec));
-  backend_.upload(plan_.bans, bans.data(), bans.size() * sizeof(int32_t));
+void Model::sample(int64_t S, int64_t top) {
+  const SampledOutput out = SampledOutput::at(a_.output, S, top);
   backend_.sample({.logits = a_.logits,
                    .specs = plan_.specs,
                    .bans = plan_.bans,
-                   .tokens = a_.tokens,
-                   .sampled = nullptr,
-                   .logprobs = a_.logprobs,
-                   .top_ids = a_.top_ids,
-                   .top_logprobs = a_.top_logprobs,
+                   .tokens = out.tokens,
+                   .sampled = a_.sampled,
+                   .logprobs = out.logprobs,
+                   .top_ids = out.top_ids,
+                   .top_logprobs = out.top_logprobs,
                    .S = static_cast<int32_t>(S),
                    .vocab = c_.vocab_size,
-                   .max_top = kMaxTop});
-  out.tokens.resize(S);
-  out.logprobs.resize(S);
+                   .max_top = static_cast<int32_t>(top)});
+}
+
+void Model::upload(const StepPlan& plan, const std::vector<RowSampling>& sampling, int64_t S) {
+  if (S > limits_.max_seqs)
+    fail("step plan: {} sampled rows, expected at most {}", S, limits_.max_seqs);
+  std::vector<int32_t> rows, bans;
+  std::vector<SampleSpec> specs;
+  for (size_t i = 0; i < plan.samples.size(); ++i) {
+    rows.push_back(plan.samples[i].row);
+    specs.push_back(sampling[i].spec);
+    SampleSpec& spec = specs.back();
+    if (spec.num_top > kMaxTop)
+      fail("{} top logprobs of a row, expected at most {}", spec.num_top, kMaxTop);
+    spec.token_slot = plan.samples[i].token_slot;
+    spec.ban_begin = static_cast<int32_t>(bans.size());
+    bans.insert(bans.end(), sampling[i].bans.begin(), sampling[i].bans.end());
+    spec.ban_end = static_cast<int32_t>(bans.size());
+  }
+  for (auto row = static_cast<int32_t>(rows.size()); row < S; ++row) {
+    rows.push_back(row);
+    specs.emplace_back();
+  }
+  if (static_cast<int64_t>(bans.size()) > plan_.max_bans)
+    fail("{} banned tokens in a step, expected at most {}", bans.size(), plan_.max_bans);
+  copy(backend_, plan_.sample_rows, rows);
+  copy(backend_, plan_.specs, specs);
+  copy(backend_, plan_.bans, bans);
+}
+
+void Model::replay(StepPlan plan, const std::vector<RowSampling>& sampling, int32_t size) {
+  pad_decode_rows(plan, size);
+  upload(plan);
+  upload(plan, sampling, size);
+  backend_.replay(static_cast<uint64_t>(size), [&] {
+    compute(plan);
+    sampled_logits(size);
+    sample(size, kMaxTop);
+  });
+}
+
+void Model::launch(const StepPlan& plan, const std::vector<RowSampling>& sampling) {
+  if (sampling.size() != plan.samples.size())
+    fail("{} sampled rows, {} ways to sample them", plan.samples.size(), sampling.size());
+  if (in_flight_.size() == kMaxInFlight) fail("{} steps are on their way already", kMaxInFlight);
+  // Every row of a step that is replayed samples: one that is computed anew may not.
+  const bool plain = plan.prefill_rows == 0 && plan.samples.size() == plan.decode.size();
+  const int32_t size = plain ? graph_size(graph_sizes_, plan.rows()) : 0;
+  const auto wants_top = [](const RowSampling& row) { return row.spec.num_top; };
+  const int32_t most =
+      sampling.empty() ? 0 : std::ranges::max(sampling, {}, wants_top).spec.num_top;
+  Launched step{.samples = sampling.size(), .has_top = most > 0};
+  if (size > 0) {
+    step.rows = size;
+    step.top = kMaxTop;
+    replay(plan, sampling, size);
+  } else {
+    step.rows = static_cast<int64_t>(sampling.size());
+    step.top = most;
+    upload(plan);
+    upload(plan, sampling, step.rows);
+    compute(plan);
+    if (step.rows > 0) {
+      sampled_logits(step.rows);
+      sample(step.rows, step.top);
+    }
+  }
+  step.host = host_[launches_++ % kMaxInFlight];
+  // A step without samples is waited for as others are.
+  const size_t bytes = SampledOutput::bytes(std::max<int64_t>(step.rows, 1), most ? step.top : 0);
+  step.ticket = backend_.download_later(step.host, a_.output, bytes);
+  in_flight_.push_back(step);
+}
+
+StepOutput Model::collect() {
+  if (in_flight_.empty()) fail("no step is on its way");
+  const Launched step = in_flight_.front();
+  in_flight_.pop_front();
+  backend_.wait(step.ticket);
+  const size_t S = step.samples, top = static_cast<size_t>(step.top);
+  const SampledOutput from = SampledOutput::at(step.host, step.rows, step.top);
+  StepOutput out;
+  out.tokens.assign(from.tokens, from.tokens + S);
+  out.logprobs.assign(from.logprobs, from.logprobs + S);
   out.top_ids.resize(S * kMaxTop);
   out.top_logprobs.resize(S * kMaxTop);
-  backend_.download(out.tokens.data(), a_.tokens, S * sizeof(int32_t));
-  backend_.download(out.logprobs.data(), a_.logprobs, S * sizeof(float));
-  backend_.download(out.top_ids.data(), a_.top_ids, S * kMaxTop * sizeof(int32_t));
-  backend_.download(out.top_logprobs.data(), a_.top_logprobs, S * kMaxTop * sizeof(float));
+  for (size_t i = 0; step.has_top && i < S; ++i) {
+    std::copy_n(from.top_ids + i * top, top, out.top_ids.begin() + i * kMaxTop);
+    std::copy_n(from.top_logprobs + i * top, top, out.top_logprobs.begin() + i * kMaxTop);
+  }
   return out;
+}
+
+StepOutput Model::step(const StepPlan& plan, const std::vector<RowSampling>& sampling) {
+  launch(plan, sampling);
+  return collect();
+}
+
+void Model::warm_up() {
+  // The largest first: the others then find all that a backend allocates on demand.
+  for (size_t i = graph_sizes_.size(); i-- > 0;) replay({}, {}, graph_sizes_[i]);
+  backend_.synchronize();
 }
 
 }  // namespace mla

@@ -1,6 +1,8 @@
 // The DeepSeek-V2 forward pass over one step plan.
 #pragma once
 
+#include <array>
+#include <deque>
 #include <span>
 #include <vector>
 
@@ -20,8 +22,8 @@ struct StepOutput {
   std::vector<float> top_logprobs;  // [S, kMaxTop]
 };
 
-// The tokens that a row may not sample, beside its SampleSpec (whose ban_begin and ban_end are set
-// by Model::sample).
+// The tokens that a row may not sample, beside its SampleSpec (whose ban_begin, ban_end and
+// token_slot are set by Model::launch).
 struct RowSampling {
   SampleSpec spec;
   std::span<const int32_t> bans;
@@ -29,8 +31,10 @@ struct RowSampling {
 
 class Model {
  public:
+  static constexpr size_t kMaxInFlight = 2;
+
   // Allocates the cache and every buffer of the worst case on the backend. All arguments outlive
-  // it.
+  // it. A backend serves one model at a time.
   Model(const ModelConfig& config, const ModelWeights& weights, Backend& backend,
         const StepLimits& limits);
 
@@ -40,11 +44,36 @@ class Model {
   // Logits of rows of the last forward, on the device, [rows.size(), vocab]; at most max_seqs rows.
   const float* logits(std::span<const int32_t> rows);
 
-  // forward, logits and sampling of plan.samples; sampling[i] belongs to plan.samples[i].
+  // Has the device do forward, logits and sampling of plan.samples, and waits for nothing;
+  // sampling[i] belongs to plan.samples[i]. Throws Error with kMaxInFlight steps on their way.
+  void launch(const StepPlan& plan, const std::vector<RowSampling>& sampling);
+  // Waits for the oldest step that was launched.
+  StepOutput collect();
+  size_t in_flight() const { return in_flight_.size(); }
+  // Both.
   StepOutput step(const StepPlan& plan, const std::vector<RowSampling>& sampling);
 
+  // With StepLimits::graphs: runs a step of each size once, so that later ones replay it.
+  void warm_up();
+
  private:
+  // A step on its way to the host: `rows` and `top` of its SampledOutput.
+  struct Launched {
+    size_t samples;
+    int64_t rows, top;
+    bool has_top;
+    std::byte* host;
+    uint64_t ticket;
+  };
+
   void upload(const StepPlan& plan);
+  // Where and how to sample; rows beyond plan.samples are padding, sampled from the row itself.
+  void upload(const StepPlan& plan, const std::vector<RowSampling>& sampling, int64_t rows);
+  void compute(const StepPlan& plan);
+  // A step of decode rows that all sample, padded to one of graph_sizes.
+  void replay(StepPlan plan, const std::vector<RowSampling>& sampling, int32_t size);
+  void sampled_logits(int64_t rows);
+  void sample(int64_t rows, int64_t top);
   void attention(const StepPlan& plan, const LayerWeights& w, int32_t layer);
   void prefill_passes(const StepPlan& plan, const LayerWeights& w, void* cache, const void* q,
                       int64_t q_stride);
@@ -66,6 +95,10 @@ class Model {
   WorkspaceBuffers work_{};
   ActivationBuffers a_{};
   bool pending_delta_ = false;  // a_.delta has yet to be added to the residual
+  std::vector<int32_t> graph_sizes_;
+  std::array<std::byte*, kMaxInFlight> host_{};  // of SampledOutput
+  size_t launches_ = 0;
+  std::deque<Launched> in_flight_;
 };
 
 }  // namespace mla

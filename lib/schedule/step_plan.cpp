@@ -97,4 +97,15 @@ void cut_passes(StepPlan& plan, int32_t workspace_rows) {
   cutter.close();
 }
 
+void pad_decode_rows(StepPlan& plan, int32_t rows) {
+  while (plan.rows() < rows) {
+    const auto d = static_cast<int32_t>(plan.decode.size());
+    plan.decode.push_back({0, 0, static_cast<int32_t>(plan.decode_splits.size())});
+    plan.decode_splits.push_back({d, 0});
+    plan.token_ids.push_back(0);
+    plan.positions.push_back(-1);
+    plan.slots.push_back(-1);
+  }
+}
+
 }  // namespace mla

@@ -46,4 +46,8 @@ struct StepPlan {
 // Error for other workspaces.
 void cut_passes(StepPlan& plan, int32_t workspace_rows);
 
+// Adds decode rows up to `rows` that compute nothing of use: at position -1, without keys, writing
+// no cache.
+void pad_decode_rows(StepPlan& plan, int32_t rows);
+
 }  // namespace mla

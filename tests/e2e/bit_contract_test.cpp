@@ -85,6 +85,7 @@ void check_contract(const std::string& checkpoint, DType dtype) {
     }
   };
   int64_t preempted = 0;
+  bool graphs = false;
   for (Variant& variant : variants()) {
     variant.options.seed = 5;
     // The tiny pool needs a model length that fits it.
@@ -94,6 +95,11 @@ void check_contract(const std::string& checkpoint, DType dtype) {
     const BatchRun run = run_requests(one, variant.options, requests,
                                       variant.shuffled ? shuffled : std::vector<size_t>{});
     same(run, variant.name);
+    variant.options.pipelined = true;
+    variant.options.graphs = graphs = !graphs;
+    same(run_requests(one, variant.options, requests,
+                      variant.shuffled ? shuffled : std::vector<size_t>{}),
+         variant.name + (graphs ? " pipelined, padded" : " pipelined"));
     if (variant.options.kv_pages) preempted += run.stats.preemptions;
     if (variant.options.chunked && variant.options.budget == 64)
       CHECK(run.stats.prompts_split > 10);

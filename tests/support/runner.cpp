@@ -33,7 +33,9 @@ MemoryPlan plan_for(const LoadedModel& loaded, const RunOptions& options) {
   if (options.max_model_len) engine.max_model_len = options.max_model_len;
   const uint64_t page = cache_bytes_per_token(loaded.config, loaded.dtype) * kPageTokens;
   engine.kv_cache_bytes = page * static_cast<uint64_t>(options.kv_pages ? options.kv_pages : 4096);
-  return make_memory_plan(loaded.config, engine, 0);
+  MemoryPlan plan = make_memory_plan(loaded.config, engine, 0);
+  plan.limits.graphs = options.graphs;
+  return plan;
 }
 
 LogitsRunner::LogitsRunner(LoadedModel& loaded, const RunOptions& options)
@@ -67,13 +69,18 @@ BatchRun run_requests(LoadedModel& loaded, const RunOptions& options,
                       const std::vector<BatchRequest>& requests, const std::vector<size_t>& order) {
   const MemoryPlan plan = plan_for(loaded, options);
   Model model(loaded.config, loaded.weights, *loaded.backend, plan.limits);
-  Engine engine(loaded.config, model, {}, plan, options.seed);
+  if (options.graphs) model.warm_up();
+  Engine engine(loaded.config, model, {}, plan, options.seed, options.pipelined);
   BatchRun run;
   run.results.resize(requests.size());
   const Engine::Sink sink = [&](const Engine::Finished& item) {
     if (const auto* bad = std::get_if<BadLine>(&item)) throw Error(bad->message);
     const Result& result = std::get<Result>(item);
-    run.results[result.id.get<size_t>()] = {result.token_ids, result.logprob_hash.hex()};
+    BatchResult& to = run.results[result.id.get<size_t>()];
+    to = {result.token_ids, result.logprob_hash.hex(), result.finish_reason, {}};
+    if (!result.logprobs) return;
+    for (const TokenLogprob& token : *result.logprobs)
+      to.top.insert(to.top.end(), token.top.begin(), token.top.end());
   };
   for (size_t place = 0; place < requests.size(); ++place) {
     const size_t i = order.empty() ? place : order[place];

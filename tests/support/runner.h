@@ -33,6 +33,8 @@ struct RunOptions {
   int32_t max_model_len = 0;  // 0: default
   int32_t kv_pages = 0;       // 0: plenty
   uint64_t seed = 0;
+  bool pipelined = false;
+  bool graphs = false;
 };
 
 MemoryPlan plan_for(const LoadedModel& loaded, const RunOptions& options);
@@ -58,6 +60,8 @@ struct BatchRequest {
 struct BatchResult {
   std::vector<int32_t> tokens;
   std::string logprob_hash;
+  std::string finish_reason;
+  std::vector<std::pair<int32_t, float>> top;  // of all tokens, one behind the other
   bool operator==(const BatchResult&) const = default;
 };
 
