@@ -143,7 +143,7 @@ struct MlaPrefillParams {
   int32_t num_spans;
   const WorkTile* tiles;  // [num_tiles] query tiles of the pass: every new token once
   int32_t num_tiles;
-  float* state_max;  // [T, N] row max of scaled scores
+  float* state_max;  // [T, N] row max of scores, in whatever unit the backend likes
   float* state_sum;  // [T, N] row sum
   float* state_out;  // [T, N, V] unnormalised
   void* out;         // [T, N·V]

@@ -1,0 +1,59 @@
+// The launchers of the CUDA ops, by file. Each enqueues on the stream and returns; arguments and
+// layouts are those of kernels/ops.h. Dims are V2-Lite's where ModelShape is refused otherwise:
+// P 128, R 64, V 128, L 512; all other sizes are multiples of 16.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/ops.h"
+
+namespace mla::cuda {
+
+inline constexpr int kP = 128, kR = 64, kV = 128, kL = 512;
+inline constexpr int kQK = kP + kR;  // columns of a query head
+inline constexpr int kKV = kP + kV;  // columns of a head in the workspace
+inline constexpr int kCacheRow = kL + kR;
+
+// What a launcher needs to know of the device.
+struct Launch {
+  cudaStream_t stream;
+  int sms;
+};
+
+// pointwise.cu
+void embed(const EmbedParams&, Launch);
+void add_norm(const AddNormParams&, Launch);
+void norm(const NormParams&, Launch);
+void rope_cache(const RopeCacheParams&, Launch);
+void combine(const CombineParams&, Launch);
+
+// router.cu: ids and weights from p.logits, which are there.
+void route(const RouterParams&, Launch);
+
+// The routed slots of a call of experts(), grouped by expert in a stable order. Device memory.
+struct Grouping {
+  int32_t* begin;   // [E + 1] of `slots`
+  int32_t* slots;   // [T·K] t·(K+S) + k, grouped by expert, in order of t then k
+  int32_t* counts;  // [blocks of kGroupBlock tokens, E] scratch
+};
+inline constexpr int kGroupBlock = 256;  // tokens
+void group_slots(const ExpertsParams&, const Grouping&, Launch);
+// to [T·K, H]: row i is x row slots[i] / (K+S); rows past begin[E] are not written.
+void gather_rows(const ExpertsParams&, const Grouping&, void* to, Launch);
+
+// mla_prefill.cu
+void mla_prefill(const MlaPrefillParams&, Launch);
+
+// mla_decode.cu: O_lat [D, N, L] of q_lat and the rope columns of q. `partial` holds fp32 of every
+// split: [max_splits, N, L] then [max_splits, N, 2] (max, sum); `arrivals` [D] int32, zero between
+// calls.
+void mla_decode(const MlaDecodeParams&, float* partial, int64_t max_splits, int32_t* arrivals,
+                Launch);
+
+// sample.cu
+size_t sample_scratch_bytes(int64_t max_samples, int64_t vocab);
+void sample(const SampleParams&, void* scratch, Launch);
+
+}  // namespace mla::cuda

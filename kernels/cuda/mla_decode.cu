@@ -1,0 +1,493 @@
+// Attention core of the absorbed decode path: O_lat = softmax(q·cacheᵀ·scale)·latent, 16 heads a
+// block, persistent over splits.
+//
+// Operands are swapped: the 64 cache rows of a page are wgmma's M and the heads its N = 16, so a
+// page is read from memory and from shared memory once for all heads. A tile is one page, [64, 576]
+// as 9 panels [64, 64] in the 128-byte swizzle: panels 0 to 7 the latent, 8 the rope key.
+//   Sᵀ [64 keys, 16] = K [64, 576] · Qᵀ       36 products, K and Q K-major
+//   Oᵀ [512, 16] += latentᵀ [512, 64] · Pᵀ     8 × 4 products, the same panels read MN-major
+// Softmax runs down the columns. A split of 4 tiles starts fresh; its tiles are taken in order with
+// a running max. The maxima are of raw scores q·k: the scale and log2 e enter with the exponent.
+//
+// Warps 0 to 3 compute, warp 4 streams pages, warp 5 loads queries and says what the work is.
+#include <cuda_bf16.h>
+
+#include <algorithm>
+
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/math.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/wgmma.cuh"
+
+namespace mla::cuda {
+namespace {
+
+constexpr int kHeads = 16;  // of a block; heads past N are zero
+constexpr int kTile = kPageTokens;
+constexpr int kSplitTiles = kDecodeSplit / kTile;
+constexpr int kPanels = kCacheRow / 64;
+constexpr int kLatentPanels = kL / 64;
+constexpr int kRowBytes = 128;  // of a panel
+constexpr int kPanelBytes = kTile * kRowBytes;
+constexpr int kSlotPanels = 3;  // a tile is 3 slots of the ring, in order
+constexpr int kTileSlots = kPanels / kSlotPanels;
+constexpr int kSlotBytes = kSlotPanels * kPanelBytes;
+constexpr int kSlots = 8;  // 192 KB; a tile may wrap around
+constexpr int kWarps = 4;  // that compute: one warpgroup
+constexpr int kThreads = (kWarps + 2) * 32;
+constexpr int kConsumers = kWarps * 32;
+constexpr int kConsumerBarrier = 1;
+constexpr int kFoldBatch = 4;  // splits whose partials are in flight together
+constexpr float kMinusInfinity = -__builtin_huge_valf();
+
+static_assert(kTile == 64 && kPanels == kTileSlots * kSlotPanels && kL % 128 == 0);
+
+struct Args {
+  CUtensorMap cache;  // [slots, 576], boxes of 64 rows
+  CUtensorMap q_lat;  // [D, N, 512], boxes of 16 heads
+  CUtensorMap q_pe;   // [D, N, 64], the same
+  const int32_t* page_table;
+  const DecodeRow* rows;
+  const DecodeSplit* splits;
+  const int32_t* num_splits;
+  __nv_bfloat16* o_lat;  // [D, N, L]
+  float* partial;        // [max_splits, N, L] unnormalised
+  float2* state;         // [max_splits, N] max of raw scores, sum
+  int32_t* arrivals;     // [D]
+  int N;
+  float scale;  // softmax scale · log2 e
+};
+
+// What the computing warps need to know of a split.
+struct alignas(16) Job {
+  int32_t row, split, key_len, split_begin;
+};
+
+struct alignas(1024) Shared {
+  unsigned char ring[kSlots][kSlotBytes];
+  unsigned char q[kPanels][kHeads * kRowBytes];  // [16 heads, 64] K-major
+  unsigned char p[kHeads * kRowBytes];           // [16 heads, 64 keys] K-major
+  float tile_max[kWarps][kHeads];
+  float sum[kWarps][kHeads];
+  uint64_t full[kSlots], empty[kSlots];
+  uint64_t q_full, q_empty;
+  Job job;  // guarded by q_full and q_empty as q is
+  int32_t is_last;
+};
+// The kernel has no other shared memory, so that it begins at a multiple of 1024 bytes.
+static_assert(sizeof(Shared) <= 232448);
+
+// Tiles of a split that have a key at all.
+__device__ int split_tiles(int key_len, int split) {
+  const int keys = key_len - split * kDecodeSplit;
+  return keys <= 0 ? 0 : min(kSplitTiles, (keys + kTile - 1) / kTile);
+}
+
+__device__ unsigned char* panel(Shared& s, int stage, int index) {
+  return s.ring[(stage + index / kSlotPanels) % kSlots] + index % kSlotPanels * kPanelBytes;
+}
+
+// By one thread: every tile of every split of the block, as far ahead as the ring allows.
+__device__ void load_pages(const Args& a, Shared& s, int count) {
+  tma_prefetch(a.cache);
+  Ring ring;
+  for (int item = blockIdx.x; item < count; item += gridDim.x) {
+    const DecodeSplit split = a.splits[item];
+    const DecodeRow row = a.rows[split.row];
+    const int tiles = split_tiles(row.key_len, split.split);
+    const int32_t* table =
+        a.page_table + (int64_t{row.table_begin} + int64_t{split.split} * kSplitTiles);
+    int first_slots[kSplitTiles];  // rows of the cache
+#pragma unroll
+    for (int t = 0; t < kSplitTiles; ++t) first_slots[t] = t < tiles ? table[t] * kTile : 0;
+#pragma unroll
+    for (int t = 0; t < kSplitTiles; ++t) {
+      if (t >= tiles) break;
+#pragma unroll 1
+      for (int group = 0; group < kTileSlots; ++group) {
+        barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
+        barrier_expect(&s.full[ring.stage], kSlotBytes);
+#pragma unroll
+        for (int i = 0; i < kSlotPanels; ++i)
+          tma_load(s.ring[ring.stage] + i * kPanelBytes, a.cache, &s.full[ring.stage],
+                   (group * kSlotPanels + i) * 64, first_slots[t], 0);
+        ring.next(kSlots);
+      }
+    }
+  }
+}
+
+// By one thread: the query of each split, once the last product with the one before is done.
+__device__ void load_queries(const Args& a, Shared& s, int count) {
+  tma_prefetch(a.q_lat);
+  tma_prefetch(a.q_pe);
+  uint32_t parity = 0;
+  const int first_head = blockIdx.y * kHeads;
+  for (int item = blockIdx.x; item < count; item += gridDim.x) {
+    const DecodeSplit split = a.splits[item];
+    const DecodeRow row = a.rows[split.row];
+    barrier_wait(&s.q_empty, parity ^ 1);
+    s.job = {split.row, split.split, row.key_len, row.split_begin};
+    barrier_expect(&s.q_full, sizeof(s.q));
+#pragma unroll
+    for (int i = 0; i < kLatentPanels; ++i)
+      tma_load(s.q[i], a.q_lat, &s.q_full, i * 64, first_head, split.row);
+    tma_load(s.q[kLatentPanels], a.q_pe, &s.q_full, 0, first_head, split.row);
+    parity ^= 1;
+  }
+}
+
+// A thread's part of a split. Column j of 4 is head 8·(j/2) + 2·(lane%4) + j%2 of the block.
+struct Accumulator {
+  float max[4];  // of all keys so far
+  float sum[4];  // of this thread's keys
+  float o[kLatentPanels][8];
+};
+
+__device__ int column_head(int j, int lane) { return 8 * (j / 2) + 2 * (lane % 4) + j % 2; }
+
+// Over the lanes that share their columns: all get the result.
+template <class Op>
+__device__ float reduce_lanes(float x, Op op) {
+#pragma unroll
+  for (int step = 4; step < 32; step *= 2) x = op(x, __shfl_xor_sync(~0u, x, step));
+  return x;
+}
+
+// One tile: `visible` of its keys, at least one, are the row's. The last tile of a split gives the
+// query's buffer back.
+__device__ void attend_tile(Shared& s, Ring& ring, int visible, bool last, float scale,
+                            Accumulator& acc) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int stage = ring.stage;
+
+  float scores[8] = {};
+  pin(scores);
+#pragma unroll
+  for (int group = 0; group < kTileSlots; ++group) {
+    barrier_wait(&s.full[ring.stage], ring.parity);
+    wgmma_fence();  // in each group: without it ptxas serialises the products (C7520)
+    const uint64_t keys = k_major(s.ring[ring.stage]);
+    const uint64_t query = k_major(s.q[group * kSlotPanels]);
+#pragma unroll
+    for (int i = 0; i < kSlotPanels; ++i)
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        wgmma<kHeads, Major::k, Major::k>(scores, keys + i * (kPanelBytes >> 4) + k * kStepK,
+                                          query + i * (kHeads * kRowBytes >> 4) + k * kStepK, 1);
+    wgmma_commit();
+    ring.next(kSlots);
+  }
+  wgmma_wait<0>();
+  pin(scores);
+  if (last) {
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&s.q_empty);
+  }
+
+  // Scores of the thread: keys row and row + 8 of its four columns.
+  const int row = 16 * warp + lane / 4;
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    scores[i] = row + 8 * (i / 2 % 2) < visible ? scores[i] : kMinusInfinity;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int i = 4 * (j / 2) + j % 2;
+    const float warp_max =
+        reduce_lanes(fmaxf(scores[i], scores[i + 2]), [](float x, float y) { return fmaxf(x, y); });
+    if (lane < 4) s.tile_max[warp][column_head(j, lane)] = warp_max;
+  }
+  // From here on no product reads keys of this tile or P of the one before.
+  named_barrier(kConsumerBarrier, kConsumers);
+
+  float factor[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int i = 4 * (j / 2) + j % 2, head = column_head(j, lane);
+    float max = acc.max[j];
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) max = fmaxf(max, s.tile_max[w][head]);
+    factor[j] = exp2_fast((acc.max[j] - max) * scale);
+    acc.max[j] = max;
+    const float offset = -(max * scale);
+    const float p0 = exp2_fast(fmaf(scores[i], scale, offset));
+    const float p1 = exp2_fast(fmaf(scores[i + 2], scale, offset));
+    acc.sum[j] = acc.sum[j] * factor[j] + (p0 + p1);
+    // The swizzle exchanges the 16-byte chunks, 8 keys each, of a row by the row's number.
+    unsigned char* to = s.p + head * kRowBytes + lane / 4 * 2;
+    *reinterpret_cast<__nv_bfloat16*>(to + ((2 * warp) ^ (head % 8)) * 16) =
+        __float2bfloat16_rn(p0);
+    *reinterpret_cast<__nv_bfloat16*>(to + ((2 * warp + 1) ^ (head % 8)) * 16) =
+        __float2bfloat16_rn(p1);
+  }
+  // Rows past the row's last key may hold anything, and 0·NaN is NaN. A row of a panel is 128
+  // contiguous bytes under the swizzle too.
+  if (visible < kTile) {
+#pragma unroll
+    for (int m = 0; m < kLatentPanels; ++m) {
+      unsigned char* from = panel(s, stage, m);
+#pragma unroll 1
+      for (int at = visible * kRowBytes + threadIdx.x * 16; at < kPanelBytes; at += kConsumers * 16)
+        *reinterpret_cast<uint4*>(from + at) = uint4{0, 0, 0, 0};
+    }
+  }
+  fence_async();
+#pragma unroll
+  for (int m = 0; m < kLatentPanels; ++m)
+#pragma unroll
+    for (int i = 0; i < 8; ++i) acc.o[m][i] *= factor[2 * (i / 4) + i % 2];
+  named_barrier(kConsumerBarrier, kConsumers);
+
+#pragma unroll
+  for (int m = 0; m < kLatentPanels; ++m) pin(acc.o[m]);
+  wgmma_fence();
+  const uint64_t p = k_major(s.p);
+  uint64_t values[kTileSlots];
+#pragma unroll
+  for (int group = 0; group < kTileSlots; ++group)
+    values[group] = mn_major(s.ring[(stage + group) % kSlots], kPanelBytes);
+#pragma unroll
+  for (int k = 0; k < kTile / 16; ++k)
+#pragma unroll
+    for (int m = 0; m < kLatentPanels; ++m)
+      wgmma<kHeads, Major::mn, Major::k>(
+          acc.o[m], values[m / kSlotPanels] + m % kSlotPanels * (kPanelBytes >> 4) + k * kStepMn,
+          p + k * kStepK, 1);
+  wgmma_commit();
+  wgmma_wait<0>();
+#pragma unroll
+  for (int m = 0; m < kLatentPanels; ++m) pin(acc.o[m]);
+  __syncwarp();
+  if (lane == 0) {
+#pragma unroll
+    for (int group = 0; group < kTileSlots; ++group)
+      barrier_arrive(&s.empty[(stage + group) % kSlots]);
+  }
+}
+
+// O_lat [heads, L] of a row with a single split, from the accumulators. Lanes 4 apart hold
+// neighbours in L: they exchange one column of a pair so that each stores two bf16 of one head.
+__device__ void write_output(const Accumulator& acc, __nv_bfloat16* to, int heads) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, odd = lane / 4 % 2;
+  float inverse[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) inverse[j] = 1.0f / acc.sum[j];
+  const int first_head = 2 * (lane % 4) + odd;
+  to += first_head * kL + 16 * warp + (lane / 4 - odd);
+#pragma unroll
+  for (int m = 0; m < kLatentPanels; ++m)
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+      const int pair = i / 4;
+      const float x = acc.o[m][i] * inverse[2 * pair], y = acc.o[m][i + 1] * inverse[2 * pair + 1];
+      const float other = __shfl_xor_sync(~0u, odd ? x : y, 4);
+      const uint32_t packed = odd ? pack_bf16(other, y) : pack_bf16(x, other);
+      if (first_head + 8 * pair < heads)
+        *reinterpret_cast<uint32_t*>(to + 8 * pair * kL + 64 * m + 8 * (i / 2 % 2)) = packed;
+    }
+}
+
+// The same unnormalised, [heads, L] fp32, and the max and sum of each head. 8 lanes store one
+// 32-byte sector.
+__device__ void write_partial(const Accumulator& acc, float* to, float2* state, int heads) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  to += 2 * (lane % 4) * kL + 16 * warp + lane / 4;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int head = column_head(j, lane);
+    if (head >= heads) continue;
+    if (warp == 0 && lane < 4) state[head] = float2{acc.max[j], acc.sum[j]};
+#pragma unroll
+    for (int m = 0; m < kLatentPanels; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        to[(8 * (j / 2) + j % 2) * kL + 64 * m + 8 * half] =
+            acc.o[m][4 * (j / 2) + 2 * half + j % 2];
+  }
+}
+
+// O_lat [N, L] of a row from its splits, in order, whoever does it. A warp takes every fourth head;
+// a lane four float4 of it, 128 floats apart. Reads pass by the L1 cache, which other blocks'
+// writes do not reach.
+__device__ void fold_splits(const float* partial, const float2* state, int splits, int N,
+                            float scale, __nv_bfloat16* to) {
+  constexpr int kParts = kL / 128;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int head = warp; head < N; head += kWarps) {
+    const float* from = partial + int64_t{head} * kL + lane * 4;
+    // From here the first split leaves itself: factors 2^-inf = 0 and 2^0 = 1.
+    float max = kMinusInfinity, sum = 0.0f;
+    float o[kParts][4] = {};
+#pragma unroll 1
+    for (int first = 0; first < splits; first += kFoldBatch) {
+      float4 values[kFoldBatch][kParts];
+      float2 of[kFoldBatch];
+#pragma unroll
+      for (int i = 0; i < kFoldBatch; ++i) {
+        if (first + i >= splits) continue;
+        const int64_t at = int64_t{first + i} * N;
+        of[i] = __ldcg(state + at + head);
+#pragma unroll
+        for (int c = 0; c < kParts; ++c)
+          values[i][c] = __ldcg(reinterpret_cast<const float4*>(from + at * kL + c * 128));
+      }
+#pragma unroll
+      for (int i = 0; i < kFoldBatch; ++i) {
+        if (first + i >= splits) continue;
+        const float new_max = fmaxf(max, of[i].x);
+        const float old_factor = exp2_fast((max - new_max) * scale);
+        const float new_factor = exp2_fast((of[i].x - new_max) * scale);
+        max = new_max;
+        sum = sum * old_factor + of[i].y * new_factor;
+#pragma unroll
+        for (int c = 0; c < kParts; ++c) {
+          o[c][0] = fmaf(new_factor, values[i][c].x, o[c][0] * old_factor);
+          o[c][1] = fmaf(new_factor, values[i][c].y, o[c][1] * old_factor);
+          o[c][2] = fmaf(new_factor, values[i][c].z, o[c][2] * old_factor);
+          o[c][3] = fmaf(new_factor, values[i][c].w, o[c][3] * old_factor);
+        }
+      }
+    }
+    const float inverse = 1.0f / sum;
+#pragma unroll
+    for (int c = 0; c < kParts; ++c)
+      *reinterpret_cast<uint2*>(to + int64_t{head} * kL + lane * 4 + c * 128) =
+          uint2{pack_bf16(o[c][0] * inverse, o[c][1] * inverse),
+                pack_bf16(o[c][2] * inverse, o[c][3] * inverse)};
+  }
+}
+
+// By the computing warps.
+__device__ void attend(const Args& a, Shared& s, int count) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int first_head = blockIdx.y * kHeads, heads = min(kHeads, a.N - first_head);
+  Ring ring;
+  uint32_t q_parity = 0;
+  for (int item = blockIdx.x; item < count; item += gridDim.x) {
+    barrier_wait(&s.q_full, q_parity);
+    q_parity ^= 1;
+    const Job job = s.job;
+    const int tiles = split_tiles(job.key_len, job.split);
+    __nv_bfloat16* out = a.o_lat + int64_t{job.row} * a.N * kL;
+    if (tiles == 0) {  // padding, which has no keys: its output is 0
+      __syncwarp();
+      if (lane == 0) barrier_arrive(&s.q_empty);
+      uint4* to = reinterpret_cast<uint4*>(out + first_head * kL);
+      for (int i = threadIdx.x; i < heads * kL / 8; i += kConsumers) to[i] = uint4{0, 0, 0, 0};
+      continue;
+    }
+
+    Accumulator acc;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      acc.max[j] = kMinusInfinity;
+      acc.sum[j] = 0.0f;
+    }
+#pragma unroll
+    for (int m = 0; m < kLatentPanels; ++m)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) acc.o[m][i] = 0.0f;
+    const int keys = job.key_len - job.split * kDecodeSplit;
+#pragma unroll 1
+    for (int t = 0; t < tiles; ++t)
+      attend_tile(s, ring, min(kTile, keys - t * kTile), t + 1 == tiles, a.scale, acc);
+
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float warp_sum = reduce_lanes(acc.sum[j], [](float x, float y) { return x + y; });
+      if (lane < 4) s.sum[warp][column_head(j, lane)] = warp_sum;
+    }
+    named_barrier(kConsumerBarrier, kConsumers);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int head = column_head(j, lane);
+      acc.sum[j] = s.sum[0][head];
+#pragma unroll
+      for (int w = 1; w < kWarps; ++w) acc.sum[j] += s.sum[w][head];
+    }
+
+    const int splits = (job.key_len + kDecodeSplit - 1) / kDecodeSplit;  // decode_splits()
+    if (splits == 1) {
+      write_output(acc, out + first_head * kL, heads);
+      continue;
+    }
+    const int64_t at = int64_t{item} * a.N + first_head;
+    write_partial(acc, a.partial + at * kL, a.state + at, heads);
+    named_barrier(kConsumerBarrier, kConsumers);
+    if (threadIdx.x == 0) {
+      // The barrier makes the block's writes this thread's own; the fences carry them to the block
+      // that arrives last, and there the other way.
+      __threadfence();
+      const int before = atomicAdd(&a.arrivals[job.row], 1);
+      __threadfence();
+      s.is_last = before + 1 == splits * static_cast<int>(gridDim.y);
+    }
+    named_barrier(kConsumerBarrier, kConsumers);
+    if (!s.is_last) continue;
+    const int64_t first = int64_t{job.split_begin} * a.N;
+    fold_splits(a.partial + first * kL, a.state + first, splits, a.N, a.scale, out);
+    if (threadIdx.x == 0) a.arrivals[job.row] = 0;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads, 1) mla_decode_kernel(const __grid_constant__ Args a) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  Shared& s = *reinterpret_cast<Shared*>(memory);
+  const int count = *a.num_splits;
+  if (static_cast<int>(blockIdx.x) >= count) return;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kSlots; ++i) {
+      barrier_init(&s.full[i], 1);
+      barrier_init(&s.empty[i], kWarps);
+    }
+    barrier_init(&s.q_full, 1);
+    barrier_init(&s.q_empty, kWarps);
+    barrier_init_done();
+  }
+  __syncthreads();
+  if (threadIdx.x < kConsumers) {
+    attend(a, s, count);
+  } else if (threadIdx.x == kConsumers) {
+    load_pages(a, s, count);
+  } else if (threadIdx.x == kConsumers + 32) {
+    load_queries(a, s, count);
+  }
+}
+
+}  // namespace
+
+void mla_decode(const MlaDecodeParams& p, float* partial, int64_t max_splits, int32_t* arrivals,
+                Launch launch) {
+  if (p.D == 0) return;
+  // The params do not say how many slots the cache has; this many are beyond any memory (618 GB),
+  // and their stride within TMA's 2^40 bytes.
+  constexpr int64_t kMaxSlots = int64_t{1} << 29;
+  const __nv_bfloat16* q = static_cast<const __nv_bfloat16*>(p.q);
+  const Args args{
+      tensor_map(p.cache, kCacheRow, kMaxSlots, 1, kCacheRow, kMaxSlots * kCacheRow, kTile),
+      tensor_map(p.q_lat, kL, p.N, p.D, kL, int64_t{p.N} * kL, kHeads),
+      tensor_map(q + kP, kR, p.N, p.D, kQK, p.q_stride, kHeads),
+      p.page_table,
+      p.rows,
+      p.splits,
+      p.num_splits,
+      static_cast<__nv_bfloat16*>(p.o_lat),
+      partial,
+      reinterpret_cast<float2*>(partial + max_splits * p.N * kL),
+      arrivals,
+      p.N,
+      p.scale * kLog2E};
+  const int groups = (p.N + kHeads - 1) / kHeads;
+  const dim3 grid(
+      static_cast<unsigned>(std::min<int64_t>(max_splits, std::max(1, launch.sms / groups))),
+      groups);
+  MLA_CUDA_CHECK(cudaFuncSetAttribute(mla_decode_kernel,
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
+  mla_decode_kernel<<<grid, kThreads, sizeof(Shared), launch.stream>>>(args);
+  check_launch("mla_decode");
+}
+
+}  // namespace mla::cuda

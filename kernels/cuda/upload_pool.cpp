@@ -1,0 +1,122 @@
+#include "kernels/cuda/upload_pool.h"
+
+#include <cstring>
+#include <memory>
+
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/staging.h"
+
+namespace mla::cuda {
+namespace {
+
+constexpr size_t kStagingBytes = size_t{16} << 20;  // of a thread
+
+// Rows [first, first + rows) of the source as bf16 without gaps.
+void to_bf16_rows(const HostTensor& source, int64_t first, int64_t rows, bf16* out) {
+  for (int64_t r = first; r < first + rows; ++r)
+    for (int64_t c = 0; c < source.cols; ++c) {
+      const int64_t i = r * source.row_stride + c;
+      const auto* bytes = static_cast<const std::byte*>(source.data) +
+                          i * static_cast<int64_t>(size_of(source.dtype));
+      float value;
+      if (source.dtype == DType::f32) {  // files give no alignment
+        std::memcpy(&value, bytes, sizeof value);
+      } else {
+        uint16_t bits;
+        std::memcpy(&bits, bytes, sizeof bits);
+        value = f16_to_f32(bits);
+      }
+      *out++ = to_bf16(value);
+    }
+}
+
+void copy(Staging& staging, const Placement& to, const HostTensor& source) {
+  const size_t row = static_cast<size_t>(source.cols) * 2;
+  const size_t group = row * static_cast<size_t>(to.rows);
+  const size_t pitch = row * static_cast<size_t>(to.pitch);
+  const auto groups = static_cast<size_t>(to.groups);
+  if (source.dtype != DType::bf16) {
+    std::vector<bf16> rows(static_cast<size_t>(source.rows * source.cols));
+    to_bf16_rows(source, 0, source.rows, rows.data());
+    staging.upload_2d(to.to, pitch, rows.data(), group, group, groups);
+  } else if (source.row_stride == source.cols) {
+    if (groups == 1) {
+      staging.upload(to.to, source.data, group);
+    } else {
+      staging.upload_2d(to.to, pitch, source.data, group, group, groups);
+    }
+  } else {
+    if (to.groups != 1) fail("a gate_up weight cannot be a part of another's columns");
+    staging.upload_2d(to.to, row, source.data, static_cast<size_t>(source.row_stride) * 2, row,
+                      static_cast<size_t>(source.rows));
+  }
+}
+
+}  // namespace
+
+UploadPool::UploadPool(int device, int threads) {
+  for (int i = 0; i < threads; ++i) threads_.emplace_back([this, device] { work(device); });
+}
+
+UploadPool::~UploadPool() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void UploadPool::add(const Placement& to, const HostTensor& source) {
+  {
+    const std::lock_guard lock(mutex_);
+    tasks_.push_back({to, source});
+  }
+  changed_.notify_one();
+}
+
+void UploadPool::drain() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return tasks_.empty() && busy_ == 0; });
+  if (!error_) return;
+  const std::exception_ptr error = std::exchange(error_, nullptr);
+  std::rethrow_exception(error);
+}
+
+void UploadPool::work(int device) {
+  cudaStream_t stream = nullptr;
+  std::unique_ptr<Staging> staging;
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return stop_ || !tasks_.empty(); });
+    if (tasks_.empty()) break;
+    const Task task = tasks_.front();
+    tasks_.pop_front();
+    ++busy_;
+    lock.unlock();
+    try {
+      if (!staging) {
+        MLA_CUDA_CHECK(cudaSetDevice(device));
+        MLA_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        staging = std::make_unique<Staging>(stream, kStagingBytes);
+      }
+      copy(*staging, task.to, task.source);
+      // A thread that has more to do lets its copies run on.
+      lock.lock();
+      const bool last = tasks_.empty();
+      lock.unlock();
+      if (last) MLA_CUDA_CHECK(cudaStreamSynchronize(stream));
+      lock.lock();
+    } catch (...) {
+      lock.lock();
+      if (!error_) error_ = std::current_exception();
+    }
+    --busy_;
+    if (tasks_.empty()) changed_.notify_all();
+  }
+  lock.unlock();
+  staging.reset();
+  if (stream) cudaStreamDestroy(stream);
+}
+
+}  // namespace mla::cuda
