@@ -11,6 +11,11 @@
 #include "lib/text/utf8.h"
 
 namespace mla {
+namespace {
+
+constexpr int32_t kCpuMaxSeqs = 64, kCudaMaxSeqs = 256;
+
+}  // namespace
 
 void EngineFlags::add_to(CLI::App& app) {
   app.add_option("-m,--model", model, "Hugging Face directory of the checkpoint")->required();
@@ -24,23 +29,33 @@ void EngineFlags::add_to(CLI::App& app) {
       "--max-num-batched-tokens", max_batched_tokens,
       "Token budget of a step; default on: 8192, off: max(max_model_len, 16384). With both "
       "it is that of on");
-  app.add_option("--max-num-seqs", max_seqs, "Sequences that run at once")->capture_default_str();
+  app.add_option("--max-num-seqs", max_seqs,
+                 "Sequences that run at once; default cpu: 64, cuda: 256");
   app.add_option(
       "--max-model-len", max_model_len,
       "Prompt and generated tokens of a request; default: the model's, lowered to what the KV "
       "cache holds");
-  app.add_option("--kv-cache-memory-bytes", kv_cache_bytes, "Size of the KV cache, N[KMG]")
+  app.add_option("--kv-cache-memory-bytes", kv_cache_bytes,
+                 "Size of the KV cache, N[KMG]; default cpu: 4G, cuda: what the rest leaves");
+  app.add_option("--gpu-memory-utilization", gpu_memory_utilization,
+                 "Share of the GPU's memory that may be used, in (0, 1]")
       ->capture_default_str();
   app.add_option("--mla-workspace-tokens", workspace_tokens,
                  "Cached rows whose K and V are recomputed in one pass; default: max(token budget, "
                  "min(max_model_len, 131072))");
-  app.add_option("--device", device, "Where to run; auto: cpu in this build")
+  app.add_option("--device", device,
+                 "Where to run; auto: cuda where this build and the machine have it")
       ->check(CLI::IsMember({"auto", "cuda", "cpu"}))
       ->capture_default_str();
   app.add_option(
          "--dtype", dtype,
          "auto (the checkpoint's: float32 stays, all else runs as bfloat16), bfloat16 or float32")
       ->capture_default_str();
+  app.add_option("--load-format", load_format,
+                 "dummy: seeded random weights, no files but config.json")
+      ->check(CLI::IsMember({"auto", "dummy"}))
+      ->capture_default_str();
+  app.add_flag("--enforce-eager", enforce_eager, "No CUDA graphs");
   app.add_option("--threads", threads, "CPU threads; 0: all that the process may use")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
@@ -51,16 +66,26 @@ std::vector<bool> EngineFlags::modes() const {
   return {chunked == "on"};
 }
 
-EngineOptions EngineFlags::engine_options(bool chunked_mode, DType run_dtype) const {
-  EngineOptions options{.chunked = chunked_mode,
-                        .max_batched_tokens = max_batched_tokens,
+std::vector<EngineOptions> EngineFlags::engine_options(DeviceKind kind, uint64_t device_bytes,
+                                                       DType run_dtype) const {
+  const bool cuda = kind == DeviceKind::cuda;
+  EngineOptions options{.max_batched_tokens = max_batched_tokens,
                         .max_model_len = max_model_len,
                         .workspace_tokens = workspace_tokens,
-                        .max_seqs = max_seqs,
-                        .kv_cache_bytes = parse_size(kv_cache_bytes, "--kv-cache-memory-bytes"),
+                        .max_seqs = max_seqs.value_or(cuda ? kCudaMaxSeqs : kCpuMaxSeqs),
+                        .device_bytes = cuda ? device_bytes : 0,
+                        .gpu_memory_utilization = gpu_memory_utilization,
+                        .graphs = cuda && !enforce_eager,
                         .dtype = run_dtype};
-  if (chunked == "both" && !chunked_mode) options.max_batched_tokens.reset();
-  return options;
+  if (!kv_cache_bytes.empty())
+    options.kv_cache_bytes = parse_size(kv_cache_bytes, "--kv-cache-memory-bytes");
+  std::vector<EngineOptions> all;
+  for (const bool mode : modes()) {
+    all.push_back(options);
+    all.back().chunked = mode;
+    if (chunked == "both" && !mode) all.back().max_batched_tokens.reset();
+  }
+  return all;
 }
 
 DType EngineFlags::run_dtype(const ModelConfig& config) const {
@@ -80,11 +105,6 @@ int EngineFlags::run_threads() const {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
   return std::max(1, CPU_COUNT(&set));
-}
-
-void EngineFlags::check_device() const {
-  if (device == "cuda")
-    usage_fail("--device cuda: this build has no CUDA backend; use --device cpu");
 }
 
 namespace {

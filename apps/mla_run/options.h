@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/mla_run/device.h"
 #include "lib/batch/request.h"
 #include "lib/engine/memory_plan.h"
 
@@ -26,23 +27,27 @@ struct EngineFlags {
   std::string model;
   std::string chunked = "off";  // on, off, both
   std::optional<int32_t> max_batched_tokens, max_model_len, workspace_tokens;
-  int32_t max_seqs = 64;
-  std::string kv_cache_bytes = "4G";
+  std::optional<int32_t> max_seqs;
+  std::string kv_cache_bytes;  // "": the device's default
+  double gpu_memory_utilization = 0.9;
   std::string device = "auto";
   std::string dtype = "auto";
+  std::string load_format = "auto";
+  bool enforce_eager = false;
   int threads = 0;  // 0: all that the process may use
 
   void add_to(CLI::App& app);
   // The modes in the order they run: off, on, or both.
   std::vector<bool> modes() const;
-  // Of one mode. With both, --max-num-batched-tokens is for on, and off keeps its default.
-  EngineOptions engine_options(bool chunked_mode, DType run_dtype) const;
+  // Of each mode. With both, --max-num-batched-tokens is for on, and off keeps its default.
+  // `device_bytes`: of a GPU.
+  std::vector<EngineOptions> engine_options(DeviceKind kind, uint64_t device_bytes,
+                                            DType run_dtype) const;
   // --dtype, with auto resolved by the checkpoint's dtype. Throws UsageError: float16 with the
   // reason.
   DType run_dtype(const ModelConfig& config) const;
   int run_threads() const;
-  // Throws UsageError where the device is not there.
-  void check_device() const;
+  bool dummy() const { return load_format == "dummy"; }
 };
 
 // Defaults of lines that do not say.

@@ -7,7 +7,6 @@
 #include "apps/mla_run/checkpoint_setup.h"
 #include "apps/mla_run/commands.h"
 #include "apps/mla_run/options.h"
-#include "kernels/cpu/cpu_backend.h"
 
 namespace mla {
 
@@ -19,33 +18,36 @@ Command add_plan(CLI::App& app) {
   };
   auto flags = std::make_shared<Flags>();
   flags->engine.add_to(app);
-  app.add_option("--device-memory", flags->device_memory,
-                 "N[KMG]: say whether the plan fits; exit 1 where it does not");
+  app.add_option(
+      "--device-memory", flags->device_memory,
+      "N[KMG]: plan for a GPU of that size; cpu: say whether the plan fits, exit 1 where it "
+      "does not");
   app.add_flag("--json", flags->json, "Print the plan as JSON");
   return [flags] {
-    flags->engine.check_device();
+    const DeviceKind device = choose_device(flags->engine.device);
     const ModelConfig config = load_config(flags->engine.model);
     print_warnings(config.warnings);
     const DType dtype = flags->engine.run_dtype(config);
-    const auto backend = make_cpu_backend(dtype, 1);
+    const auto backend = make_counting_backend(device, dtype);
     // Only config.json is read: float32 weights are what a float32 config says.
     const DType stored = config.dtype == "float32" ? DType::f32 : DType::bf16;
     const size_t weights = weight_bytes(config, *backend, stored);
+    const uint64_t given =
+        flags->device_memory.empty() ? 0 : parse_size(flags->device_memory, "--device-memory");
+    const uint64_t memory = given > 0 ? given : device_memory(device).total_bytes;
     bool fits = true;
     OrderedJson list = OrderedJson::array();
-    for (const bool chunked : flags->engine.modes()) {
-      const MemoryPlan plan =
-          make_memory_plan(config, flags->engine.engine_options(chunked, dtype), weights);
+    for (const MemoryPlan& plan : make_memory_plans(
+             config, flags->engine.engine_options(device, memory, dtype), *backend, weights)) {
       list.push_back(to_json(plan));
-      list.back()["chunked_prefill"] = chunked ? "on" : "off";
+      list.back()["chunked_prefill"] = plan.chunked ? "on" : "off";
       if (!flags->json) fmt::print("{}", to_text(plan));
-      if (flags->device_memory.empty()) continue;
-      const uint64_t device = parse_size(flags->device_memory, "--device-memory");
-      const bool this_fits = plan.total() <= device;
+      if (given == 0) continue;
+      const bool this_fits = plan.total() <= given;
       fits &= this_fits;
       list.back()["fits"] = this_fits;
       if (!flags->json)
-        fmt::print("  {} of {} bytes: {}\n", plan.total(), device,
+        fmt::print("  {} of {} bytes: {}\n", plan.total(), given,
                    this_fits ? "fits" : "does not fit");
     }
     if (flags->json) fmt::print("{}\n", list.dump(2));

@@ -16,7 +16,6 @@
 #include "apps/mla_run/checkpoint_setup.h"
 #include "apps/mla_run/commands.h"
 #include "apps/mla_run/options.h"
-#include "kernels/cpu/cpu_backend.h"
 #include "lib/batch/output.h"
 #include "lib/engine/run_batch.h"
 #include "lib/eval/compare.h"
@@ -72,29 +71,30 @@ class Progress {
 struct Loaded {
   ModelConfig config;
   DType dtype;
+  DeviceKind device;
+  DeviceMemory memory;
   std::string fingerprint;
   TextFiles text;
   std::vector<MemoryPlan> plans;         // one a mode
-  std::optional<Checkpoint> checkpoint;  // until the weights are loaded
+  std::optional<Checkpoint> checkpoint;  // until the weights are loaded; absent with dummy ones
   std::unique_ptr<Backend> backend;
   ModelWeights weights;
   std::unique_ptr<Model> model;
-  double load_seconds = 0;
+  double load_seconds = 0, warm_up_seconds = 0;
   std::vector<std::string> warnings;
 };
 
-// Both modes share one set of buffers: the larger of each size.
-StepLimits largest(const std::vector<MemoryPlan>& plans) {
-  StepLimits limits;
-  for (const MemoryPlan& plan : plans) {
-    limits.max_rows = std::max(limits.max_rows, plan.limits.max_rows);
-    limits.max_seqs = std::max(limits.max_seqs, plan.limits.max_seqs);
-    limits.max_model_len = std::max(limits.max_model_len, plan.limits.max_model_len);
-    limits.workspace_rows = std::max(limits.workspace_rows, plan.limits.workspace_rows);
-    limits.num_pages = std::max(limits.num_pages, plan.limits.num_pages);
-    limits.max_decode_splits = std::max(limits.max_decode_splits, plan.limits.max_decode_splits);
-  }
-  return limits;
+// Other programs may hold a part of the GPU.
+void check_free_memory(const Loaded& loaded) {
+  if (loaded.memory.total_bytes == 0) return;
+  uint64_t most = 0;
+  for (const MemoryPlan& plan : loaded.plans) most = std::max(most, plan.total());
+  // What is free was asked with CUDA's context in place.
+  if (most > loaded.memory.free_bytes + kContextReserve)
+    usage_fail(
+        "the plan takes {} bytes of the GPU, of which {} are free; lower --gpu-memory-utilization, "
+        "or end what holds the rest",
+        most - kContextReserve, loaded.memory.free_bytes);
 }
 
 // All that can be refused is refused here, before weights are loaded or an output is opened.
@@ -103,19 +103,29 @@ std::unique_ptr<Loaded> prepare(const RunFlags& flags) {
   loaded->config = load_config(flags.engine.model);
   flags.sampling.params(loaded->config.vocab_size);  // refuses what is out of range
   loaded->dtype = flags.engine.run_dtype(loaded->config);
-  loaded->backend = make_cpu_backend(loaded->dtype, flags.engine.run_threads());
-  Checkpoint& checkpoint = loaded->checkpoint.emplace(Checkpoint::open(flags.engine.model));
-  checkpoint.check(tensor_specs(loaded->config));
-  loaded->fingerprint = checkpoint.fingerprint();
+  loaded->device = choose_device(flags.engine.device);
+  loaded->memory = device_memory(loaded->device);
   loaded->warnings = loaded->config.warnings;
-  loaded->warnings.insert(loaded->warnings.end(), checkpoint.warnings().begin(),
-                          checkpoint.warnings().end());
+  DType stored = DType::bf16;
+  if (flags.engine.dummy()) {
+    loaded->fingerprint = "dummy";
+    loaded->warnings.push_back("--load-format dummy: the weights are random");
+  } else {
+    Checkpoint& checkpoint = loaded->checkpoint.emplace(Checkpoint::open(flags.engine.model));
+    checkpoint.check(tensor_specs(loaded->config));
+    loaded->fingerprint = checkpoint.fingerprint();
+    loaded->warnings.insert(loaded->warnings.end(), checkpoint.warnings().begin(),
+                            checkpoint.warnings().end());
+    stored = widest_dtype(checkpoint, loaded->config);
+  }
   print_warnings(loaded->warnings);
-  const size_t bytes =
-      weight_bytes(loaded->config, *loaded->backend, widest_dtype(checkpoint, loaded->config));
-  for (const bool chunked : flags.engine.modes())
-    loaded->plans.push_back(make_memory_plan(
-        loaded->config, flags.engine.engine_options(chunked, loaded->dtype), bytes));
+  loaded->backend = make_backend(loaded->device, loaded->dtype, flags.engine.run_threads(),
+                                 !flags.engine.enforce_eager);
+  loaded->plans = make_memory_plans(
+      loaded->config,
+      flags.engine.engine_options(loaded->device, loaded->memory.total_bytes, loaded->dtype),
+      *loaded->backend, weight_bytes(loaded->config, *loaded->backend, stored));
+  check_free_memory(*loaded);
   return loaded;
 }
 
@@ -124,19 +134,29 @@ void load(const RunFlags& flags, Loaded& loaded) {
   if (!flags.quiet)
     for (const MemoryPlan& plan : loaded.plans) say("{}", to_text(plan));
   loaded.text = load_text_files(flags.engine.model);
-  const uint64_t bytes = loaded.checkpoint->total_bytes();
-  auto printed = Clock::now();
-  loaded.weights = load_weights(loaded.config, *loaded.backend, tensor_source(*loaded.checkpoint),
-                                [&](uint64_t done) {
-                                  if (flags.quiet || seconds_since(printed) < 5.0) return;
-                                  printed = Clock::now();
-                                  say("loading: {} of {} bytes\n", done, bytes);
-                                });
+  if (loaded.checkpoint) {
+    const uint64_t bytes = loaded.checkpoint->total_bytes();
+    auto printed = Clock::now();
+    loaded.weights = load_weights(loaded.config, *loaded.backend, tensor_source(*loaded.checkpoint),
+                                  [&](uint64_t done) {
+                                    if (flags.quiet || seconds_since(printed) < 5.0) return;
+                                    printed = Clock::now();
+                                    say("loading: {} of {} bytes\n", done, bytes);
+                                  });
+  } else {
+    loaded.weights = dummy_weights(loaded.config, *loaded.backend, 0);
+  }
   loaded.checkpoint.reset();
   loaded.model = std::make_unique<Model>(loaded.config, loaded.weights, *loaded.backend,
                                          largest(loaded.plans));
+  loaded.backend->synchronize();
   loaded.load_seconds = seconds_since(start);
-  if (!flags.quiet) say("loaded {} bytes in {:.2f} s\n", bytes, loaded.load_seconds);
+  if (!flags.quiet)
+    say("loaded {} bytes of weights in {:.2f} s\n", loaded.plans[0].entries[0].bytes,
+        loaded.load_seconds);
+  const auto warm_up_start = Clock::now();
+  loaded.model->warm_up();
+  loaded.warm_up_seconds = seconds_since(warm_up_start);
 }
 
 OrderedJson options_json(const RunFlags& flags, const Loaded& loaded, const MemoryPlan& plan) {
@@ -155,6 +175,11 @@ OrderedJson options_json(const RunFlags& flags, const Loaded& loaded, const Memo
           {"kv_tokens", plan.kv_tokens()},
           {"dtype", std::string(name_of(loaded.dtype))},
           {"device", loaded.backend->name()},
+          {"load_format", flags.engine.load_format},
+          {"enforce_eager", flags.engine.enforce_eager},
+          {"gpu_memory_utilization", loaded.device == DeviceKind::cuda
+                                         ? OrderedJson(flags.engine.gpu_memory_utilization)
+                                         : OrderedJson(nullptr)},
           {"threads", flags.engine.run_threads()},
           {"limit", flags.limit < 0 ? OrderedJson(nullptr) : OrderedJson(flags.limit)},
           {"sampling", std::move(sampling)}};
@@ -163,12 +188,15 @@ OrderedJson options_json(const RunFlags& flags, const Loaded& loaded, const Memo
 RunRecord first_record(const RunFlags& flags, const Loaded& loaded, const MemoryPlan& plan) {
   RunRecord record;
   record.version = MLA_VERSION;
-  record.build = {{"compiler", __VERSION__}, {"backend", loaded.backend->name()}};
+  record.build = {{"compiler", __VERSION__},
+                  {"backend", loaded.backend->name()},
+                  {"device", loaded.memory.name}};
   record.options = options_json(flags, loaded, plan);
   record.model = {{"path", flags.engine.model}, {"fingerprint", loaded.fingerprint}};
   record.input_path = flags.prompts;
   record.memory_plan = to_json(plan);
   record.load_time_s = loaded.load_seconds;
+  record.warmup_time_s = loaded.warm_up_seconds;
   record.warnings = loaded.warnings;
   if (!plan.note.empty()) record.warnings.push_back(plan.note);
   return record;
@@ -240,7 +268,7 @@ bool run_mode(const RunFlags& flags, Loaded& loaded, const MemoryPlan& plan, Inp
   const TextSetup text{loaded.text.tokenizer ? &*loaded.text.tokenizer : nullptr,
                        loaded.text.chat_template ? &*loaded.text.chat_template : nullptr};
   Engine engine(loaded.config, *loaded.model, text, plan,
-                static_cast<uint64_t>(flags.sampling.seed));
+                static_cast<uint64_t>(flags.sampling.seed), loaded.device == DeviceKind::cuda);
 
   RunRecord record = first_record(flags, loaded, plan);
   if (!dir.empty()) write_run_record(dir, record);
@@ -275,7 +303,7 @@ bool run_mode(const RunFlags& flags, Loaded& loaded, const MemoryPlan& plan, Inp
 }
 
 int run(const RunFlags& flags) {
-  flags.engine.check_device();
+  choose_device(flags.engine.device);  // refuses what this build has not
   const bool both = flags.engine.chunked == "both", to_stdout = flags.output == "-";
   if (both && to_stdout)
     usage_fail("--chunked-prefill both writes two runs: give --output a folder");

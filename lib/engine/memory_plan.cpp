@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "lib/model/graph_sizes.h"
+
 namespace mla {
 namespace {
 
@@ -10,6 +12,7 @@ constexpr int32_t kDefaultChunkedBudget = 8192;
 constexpr int32_t kDefaultWholeBudget = 16384;
 constexpr int32_t kMaxDefaultWorkspace = 131072;
 constexpr int64_t kMinDecodeSplits = 16384;  // work for any GPU
+constexpr int64_t kMaxPages = std::numeric_limits<int32_t>::max() / kPageTokens;
 constexpr int32_t kMaxSize = 1 << 28;  // of rows, sequences and workspace: sums stay in 32 bits
 
 void check_size(const char* option, int32_t value) {
@@ -19,29 +22,6 @@ void check_size(const char* option, int32_t value) {
 
 int32_t round_up(int64_t value, int64_t multiple) {
   return static_cast<int32_t>((value + multiple - 1) / multiple * multiple);
-}
-
-int32_t choose_max_model_len(const ModelConfig& config, const EngineOptions& options,
-                             int64_t kv_tokens, std::string& note) {
-  const int64_t limit = config.max_position_embeddings;
-  if (options.max_model_len) {
-    const int64_t wanted = *options.max_model_len;
-    if (wanted < 2) usage_fail("--max-model-len: expected at least 2, found {}", wanted);
-    if (wanted > limit)
-      usage_fail(
-          "--max-model-len: expected at most the model's max_position_embeddings {}, found {}",
-          limit, wanted);
-    if (wanted > kv_tokens)
-      usage_fail(
-          "--max-model-len {} does not fit the KV cache, which holds {} tokens; raise "
-          "--kv-cache-memory-bytes",
-          wanted, kv_tokens);
-    return static_cast<int32_t>(wanted);
-  }
-  if (limit > kv_tokens)
-    note = fmt::format("max_model_len lowered from {} to {}: the KV cache holds {} tokens", limit,
-                       kv_tokens, kv_tokens);
-  return static_cast<int32_t>(std::min({limit, kv_tokens, int64_t{kMaxSize}}));
 }
 
 // At least what the longest row has; no more than rows can have.
@@ -58,58 +38,246 @@ uint64_t count_bytes(const ModelConfig& config, const StepLimits& limits, DType 
   return arena.used();
 }
 
-}  // namespace
+int64_t pages_of(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
 
-MemoryPlan make_memory_plan(const ModelConfig& config, const EngineOptions& options,
-                            uint64_t weight_bytes) {
-  MemoryPlan plan;
-  plan.chunked = options.chunked;
-  const uint64_t page_bytes = cache_bytes_per_token(config, options.dtype) * kPageTokens;
-  const uint64_t pages = options.kv_cache_bytes / page_bytes;
-  if (pages < 1)
-    usage_fail("--kv-cache-memory-bytes: expected at least one page of {} bytes, found {}",
-               page_bytes, options.kv_cache_bytes);
+void raise(StepLimits& limits, const StepLimits& other) {
+  limits.max_rows = std::max(limits.max_rows, other.max_rows);
+  limits.max_seqs = std::max(limits.max_seqs, other.max_seqs);
+  limits.max_model_len = std::max(limits.max_model_len, other.max_model_len);
+  limits.workspace_rows = std::max(limits.workspace_rows, other.workspace_rows);
+  limits.num_pages = std::max(limits.num_pages, other.num_pages);
+  limits.max_decode_splits = std::max(limits.max_decode_splits, other.max_decode_splits);
+  limits.graphs |= other.graphs;
+}
+
+void check(const EngineOptions& options) {
   check_size("--max-num-seqs", options.max_seqs);
-  // Page numbers are 32-bit; more pages than the sequences can fill are never used.
-  const int64_t kv_tokens = static_cast<int64_t>(std::min<uint64_t>(
-                                pages, std::numeric_limits<int32_t>::max() / kPageTokens)) *
-                            kPageTokens;
+  if (options.max_batched_tokens)
+    check_size("--max-num-batched-tokens", *options.max_batched_tokens);
+  if (options.workspace_tokens) check_size("--mla-workspace-tokens", *options.workspace_tokens);
+  if (!(options.gpu_memory_utilization > 0 && options.gpu_memory_utilization <= 1))
+    usage_fail("--gpu-memory-utilization: expected a number in (0, 1], found {}",
+               options.gpu_memory_utilization);
+}
 
-  StepLimits& limits = plan.limits;
-  limits.max_model_len = choose_max_model_len(config, options, kv_tokens, plan.note);
+// The sizes of one run with a pool of `pages`.
+StepLimits choose_limits(const EngineOptions& options, int32_t max_model_len, int64_t pages) {
+  StepLimits limits;
+  limits.max_model_len = max_model_len;
   limits.max_rows = options.max_batched_tokens.value_or(
-      options.chunked ? kDefaultChunkedBudget
-                      : std::max(limits.max_model_len, kDefaultWholeBudget));
-  check_size("--max-num-batched-tokens", limits.max_rows);
+      options.chunked ? kDefaultChunkedBudget : std::max(max_model_len, kDefaultWholeBudget));
+  limits.max_seqs = std::min(options.max_seqs, limits.max_rows);
+  limits.workspace_rows =
+      round_up(options.workspace_tokens.value_or(
+                   std::max(limits.max_rows, std::min(max_model_len, kMaxDefaultWorkspace))),
+               kKeyTile);
+  // More pages than the sequences can fill are never used.
+  const int64_t useful = int64_t{limits.max_seqs} * pages_of(max_model_len);
+  limits.num_pages = static_cast<int32_t>(std::min({pages, useful, kMaxPages}));
+  limits.max_decode_splits = choose_decode_splits(limits);
+  limits.graphs = options.graphs;
+  return limits;
+}
+
+// Whole prompts need a budget that holds the longest.
+void check_budget(const EngineOptions& options, const StepLimits& limits) {
   if (!options.chunked && limits.max_rows < limits.max_model_len)
     usage_fail(
         "--chunked-prefill off runs whole prompts: expected --max-num-batched-tokens of at least "
         "max_model_len {}, found {} (max_num_seqs {}); raise it, lower --max-model-len, or use "
         "--chunked-prefill on",
         limits.max_model_len, limits.max_rows, options.max_seqs);
-  limits.max_seqs = std::min(options.max_seqs, limits.max_rows);
-  if (options.workspace_tokens) check_size("--mla-workspace-tokens", *options.workspace_tokens);
-  limits.workspace_rows =
-      round_up(options.workspace_tokens.value_or(
-                   std::max(limits.max_rows, std::min(limits.max_model_len, kMaxDefaultWorkspace))),
-               kKeyTile);
-  const int64_t useful_pages =
-      int64_t{limits.max_seqs} * ((int64_t{limits.max_model_len} + kPageTokens - 1) / kPageTokens);
-  limits.num_pages = static_cast<int32_t>(std::min<int64_t>(kv_tokens / kPageTokens, useful_pages));
-  limits.max_decode_splits = choose_decode_splits(limits);
+}
 
-  Arena step_plan;
-  PlanBuffers::carve(step_plan, limits);
-  plan.entries = {
-      {"weights", weight_bytes},
-      {"KV blocks", static_cast<uint64_t>(limits.num_pages) * page_bytes},
-      {"MHA workspace", count_bytes<WorkspaceBuffers>(config, limits, options.dtype)},
-      {"activations", count_bytes<ActivationBuffers>(config, limits, options.dtype)},
-      {"step plan", step_plan.used()},
-      {"RoPE table", static_cast<uint64_t>(limits.max_model_len) *
-                         static_cast<uint64_t>(config.qk_rope_head_dim) * sizeof(float)},
+class Planner {
+ public:
+  Planner(const ModelConfig& config, const std::vector<EngineOptions>& options,
+          const Backend& backend, uint64_t weight_bytes)
+      : config_(config),
+        options_(options),
+        first_(options.front()),
+        backend_(backend),
+        weight_bytes_(weight_bytes),
+        page_bytes_(cache_bytes_per_token(config, first_.dtype) * kPageTokens),
+        usable_(static_cast<uint64_t>(static_cast<double>(first_.device_bytes) *
+                                      first_.gpu_memory_utilization)) {}
+
+  std::vector<MemoryPlan> make() {
+    for (const EngineOptions& options : options_) check(options);
+    check_wanted_len();
+    const auto [len, pages] = pool_is_given() ? given_pool() : pool_that_fits();
+    std::vector<MemoryPlan> plans;
+    for (const EngineOptions& options : options_) {
+      MemoryPlan plan;
+      plan.chunked = options.chunked;
+      plan.limits = choose_limits(options, len, pages);
+      check_budget(options, plan.limits);
+      plan.entries = entries(plan.limits);
+      plan.note = note_;
+      plans.push_back(std::move(plan));
+    }
+    const StepLimits all = largest(plans);
+    backend_.check(model_shape(config_, all));
+    const uint64_t total = bytes(all, true);
+    if (first_.device_bytes > 0 && total > first_.device_bytes)
+      usage_fail("the plan takes {} bytes, {} of them weights and {} KV blocks; the GPU has {}",
+                 total, weight_bytes_, static_cast<uint64_t>(all.num_pages) * page_bytes_,
+                 first_.device_bytes);
+    return plans;
+  }
+
+ private:
+  struct Pool {
+    int32_t max_model_len;
+    int64_t pages;
   };
-  return plan;
+
+  bool pool_is_given() const { return first_.device_bytes == 0 || first_.kv_cache_bytes; }
+
+  int64_t limit() const {
+    return std::min<int64_t>(config_.max_position_embeddings, int64_t{kMaxSize});
+  }
+
+  void check_wanted_len() const {
+    if (!first_.max_model_len) return;
+    const int64_t wanted = *first_.max_model_len;
+    if (wanted < 2) usage_fail("--max-model-len: expected at least 2, found {}", wanted);
+    if (wanted > config_.max_position_embeddings)
+      usage_fail(
+          "--max-model-len: expected at most the model's max_position_embeddings {}, found {}",
+          config_.max_position_embeddings, wanted);
+  }
+
+  Pool given_pool() {
+    const uint64_t cache = first_.kv_cache_bytes.value_or(kDefaultCpuCache);
+    if (cache < page_bytes_)
+      usage_fail("--kv-cache-memory-bytes: expected at least one page of {} bytes, found {}",
+                 page_bytes_, cache);
+    // Page numbers are 32-bit.
+    const auto pages =
+        static_cast<int64_t>(std::min<uint64_t>(cache / page_bytes_, uint64_t{kMaxPages}));
+    const int64_t tokens = pages * kPageTokens;
+    if (first_.max_model_len && *first_.max_model_len > tokens)
+      usage_fail(
+          "--max-model-len {} does not fit the KV cache, which holds {} tokens; raise "
+          "--kv-cache-memory-bytes",
+          *first_.max_model_len, tokens);
+    if (first_.max_model_len) return {*first_.max_model_len, pages};
+    if (config_.max_position_embeddings > tokens)
+      note_ = fmt::format("max_model_len lowered from {} to {}: the KV cache holds {} tokens",
+                          config_.max_position_embeddings, tokens, tokens);
+    return {static_cast<int32_t>(std::min(limit(), tokens)), pages};
+  }
+
+  // What the rest of the GPU leaves for pages.
+  int64_t pages_left(int32_t max_model_len) const {
+    StepLimits all;
+    for (const EngineOptions& options : options_)
+      raise(all, choose_limits(options, max_model_len, kMaxPages));
+    const uint64_t rest = bytes(all, false);
+    return rest >= usable_ ? 0 : static_cast<int64_t>((usable_ - rest) / page_bytes_);
+  }
+  bool fits(int32_t max_model_len) const {
+    return pages_left(max_model_len) >= pages_of(max_model_len);
+  }
+
+  Pool pool_that_fits() {
+    if (first_.max_model_len) {
+      const int32_t wanted = *first_.max_model_len;
+      if (!fits(wanted)) fail_to_fit("--max-model-len", wanted);
+      return {wanted, pages_left(wanted)};
+    }
+    auto len = static_cast<int32_t>(limit());
+    if (!fits(len)) {
+      // The longest that fits, of whole pages: a longer one needs more of everything.
+      int64_t good = 0, bad = pages_of(len);
+      while (bad - good > 1) {
+        const int64_t middle = (good + bad) / 2;
+        (fits(static_cast<int32_t>(middle * kPageTokens)) ? good : bad) = middle;
+      }
+      if (good == 0) fail_to_fit("a max_model_len of", std::min(kPageTokens, len));
+      len = static_cast<int32_t>(good * kPageTokens);
+      note_ =
+          fmt::format("max_model_len lowered from {} to {}: of the GPU's {} bytes {} may be used",
+                      config_.max_position_embeddings, len, first_.device_bytes, usable_);
+    }
+    return {len, pages_left(len)};
+  }
+
+  [[noreturn]] void fail_to_fit(const char* what, int32_t len) const {
+    StepLimits all;
+    for (const EngineOptions& options : options_)
+      raise(all, choose_limits(options, len, kMaxPages));
+    usage_fail(
+        "{} {} does not fit the GPU: of its {} bytes {} may be used (--gpu-memory-utilization {}); "
+        "weights take {}, the buffers of a step and CUDA {}, and the KV cache needs at least {}; "
+        "lower --max-model-len, --max-num-batched-tokens or --max-num-seqs",
+        what, len, first_.device_bytes, usable_, first_.gpu_memory_utilization, weight_bytes_,
+        bytes(all, false) - weight_bytes_, static_cast<uint64_t>(pages_of(len)) * page_bytes_);
+  }
+
+  std::vector<MemoryPlan::Entry> entries(const StepLimits& limits) const {
+    Arena step_plan;
+    PlanBuffers::carve(step_plan, limits);
+    std::vector<MemoryPlan::Entry> all = {
+        {"weights", weight_bytes_},
+        {kKvBlocks, static_cast<uint64_t>(limits.num_pages) * page_bytes_},
+        {"MHA workspace", count_bytes<WorkspaceBuffers>(config_, limits, first_.dtype)},
+        {"activations", count_bytes<ActivationBuffers>(config_, limits, first_.dtype)},
+        {"step plan", step_plan.used()},
+        {"RoPE table", static_cast<uint64_t>(limits.max_model_len) *
+                           static_cast<uint64_t>(config_.qk_rope_head_dim) * sizeof(float)},
+    };
+    const auto add = [&](const char* name, uint64_t size) {
+      if (size > 0) all.push_back({name, size});
+    };
+    add("backend scratch", backend_.scratch_bytes(model_shape(config_, limits)));
+    if (first_.device_bytes > 0) {
+      const size_t graphs =
+          limits.graphs ? graph_sizes(std::min(limits.max_seqs, limits.max_rows)).size() : 0;
+      add("graphs", graphs * kGraphReserve);
+      add("CUDA context reserve", kContextReserve);
+    }
+    return all;
+  }
+
+  uint64_t bytes(const StepLimits& limits, bool with_cache) const {
+    uint64_t sum = 0;
+    for (const MemoryPlan::Entry& entry : entries(limits))
+      if (with_cache || entry.name != kKvBlocks) sum += entry.bytes;
+    return sum;
+  }
+
+  static constexpr const char* kKvBlocks = "KV blocks";
+
+  const ModelConfig& config_;
+  const std::vector<EngineOptions>& options_;
+  const EngineOptions& first_;
+  const Backend& backend_;
+  const uint64_t weight_bytes_;
+  const uint64_t page_bytes_;
+  const uint64_t usable_;
+  std::string note_;
+};
+
+}  // namespace
+
+StepLimits largest(const std::vector<MemoryPlan>& plans) {
+  StepLimits limits;
+  for (const MemoryPlan& plan : plans) raise(limits, plan.limits);
+  return limits;
+}
+
+std::vector<MemoryPlan> make_memory_plans(const ModelConfig& config,
+                                          const std::vector<EngineOptions>& options,
+                                          const Backend& backend, uint64_t weight_bytes) {
+  if (options.empty()) fail("memory plan: expected at least one run, found none");
+  return Planner(config, options, backend, weight_bytes).make();
+}
+
+MemoryPlan make_memory_plan(const ModelConfig& config, const EngineOptions& options,
+                            const Backend& backend, uint64_t weight_bytes) {
+  return make_memory_plans(config, {options}, backend, weight_bytes).front();
 }
 
 uint64_t MemoryPlan::total() const {
@@ -149,7 +317,7 @@ std::string to_text(const MemoryPlan& plan) {
   constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
   std::string text = fmt::format("memory plan, chunked prefill {}\n", plan.chunked ? "on" : "off");
   const auto line = [&](const std::string& name, uint64_t bytes) {
-    text += fmt::format("  {:<16} {:>15} bytes {:>9.3f} GiB\n", name, bytes,
+    text += fmt::format("  {:<20} {:>15} bytes {:>9.3f} GiB\n", name, bytes,
                         static_cast<double>(bytes) / kGiB);
   };
   for (const auto& entry : plan.entries) line(entry.name, entry.bytes);

@@ -1,5 +1,5 @@
-// Where the device's memory goes: a pure function of config, options and sizes, printed at start,
-// written to run.json and shown by `mla-run plan`.
+// Where the device's memory goes: a pure function of config, options and the bytes that a backend
+// counts, printed at start, written to run.json and shown by `mla-run plan`.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,17 @@ struct EngineOptions {
   std::optional<int32_t> max_model_len;       // the config's, lowered to what the KV pool holds
   std::optional<int32_t> workspace_tokens;    // W: max(B, min(max_model_len, 131072)), up to 128
   int32_t max_seqs = 64;
-  uint64_t kv_cache_bytes = uint64_t{4} << 30;
+  std::optional<uint64_t> kv_cache_bytes;  // CPU: kDefaultCpuCache; GPU: all that is left
+  uint64_t device_bytes = 0;               // of the GPU; 0: a CPU
+  double gpu_memory_utilization = 0.9;     // the share of device_bytes that may be used
+  bool graphs = false;
   DType dtype = DType::bf16;
 };
+
+inline constexpr uint64_t kDefaultCpuCache = uint64_t{4} << 30;
+// What CUDA takes beside our allocations: its context with the kernels, and each recorded step.
+inline constexpr uint64_t kContextReserve = uint64_t{768} << 20;
+inline constexpr uint64_t kGraphReserve = uint64_t{2} << 20;
 
 struct MemoryPlan {
   struct Entry {
@@ -31,7 +39,8 @@ struct MemoryPlan {
     uint64_t bytes;
   };
   std::vector<Entry>
-      entries;  // weights, KV blocks, MHA workspace, activations, step plan, RoPE table
+      entries;  // weights, KV blocks, MHA workspace, activations, step plan, RoPE table, and where
+                // they are not 0: backend scratch, graphs, CUDA context reserve
   StepLimits limits;
   bool chunked = false;
   std::string note;  // what was lowered and why, or ""
@@ -41,11 +50,21 @@ struct MemoryPlan {
   SchedulerOptions scheduler_options() const;
 };
 
-// `weight_bytes` as the backend stores them. Throws UsageError, naming the numbers: a KV cache too
-// small for one page, a max_model_len beyond the config's or beyond the pool, a size below 1, B
-// below max_model_len in off mode.
+// `weight_bytes` as the backend stores them. The backend only counts and checks. Throws UsageError,
+// naming the numbers: a KV cache too small for one page, a GPU too small, a max_model_len beyond
+// the config's or beyond the pool, a size below 1, B below max_model_len in off mode; and what the
+// backend's check throws.
 MemoryPlan make_memory_plan(const ModelConfig& config, const EngineOptions& options,
-                            uint64_t weight_bytes);
+                            const Backend& backend, uint64_t weight_bytes);
+
+// Of runs that share a model, one each: max_model_len and the pool are such that the buffers of
+// largest() fit. Device and KV cache are those of the first options.
+std::vector<MemoryPlan> make_memory_plans(const ModelConfig& config,
+                                          const std::vector<EngineOptions>& options,
+                                          const Backend& backend, uint64_t weight_bytes);
+
+// The limits of a model that serves each plan: the larger of each size.
+StepLimits largest(const std::vector<MemoryPlan>& plans);
 
 OrderedJson to_json(const MemoryPlan& plan);
 std::string to_text(const MemoryPlan& plan);

@@ -10,7 +10,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kModel = "-m " + source_path("examples/tiny-random") + " ";
+const std::string kTiny = "-m " + source_path("examples/tiny-random") + " ";
+const std::string kModel = kTiny + "--device cpu ";
 
 bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -193,7 +194,13 @@ TEST_CASE("Options that cannot work are told before anything is loaded and exit 
   CHECK((has(budget, "100") && has(budget, "4096") && has(budget, "max_num_seqs")));
   CHECK(has(message("--dtype float16"), "overflow"));
   CHECK(has(message("--dtype int8"), "int8"));
-  CHECK(has(message("--device cuda"), "CUDA"));
+#ifndef MLA_WITH_CUDA
+  const ProcessResult cuda = run_program(dir, kTiny + "--device cuda " + (dir / "p.jsonl"));
+  CHECK(cuda.exit_code == 2);
+  CHECK(has(cuda.err, "this build has no CUDA backend"));
+#endif
+  CHECK(has(message("--gpu-memory-utilization 0"), "gpu-memory-utilization"));
+  CHECK(has(message("--load-format pickle"), "load-format"));
   CHECK(has(message("--max-model-len 100000"), "4096"));
   CHECK(has(message("--kv-cache-memory-bytes 1K"), "page"));
   CHECK(has(message("--kv-cache-memory-bytes many"), "many"));
@@ -294,7 +301,8 @@ TEST_CASE("A checkpoint without tokenizer.json serves token ids and refuses text
   fs::copy(source_path("examples/tiny-random"), dir / "m");
   fs::remove(dir / "m/tokenizer.json");
   write_text(dir / "p.jsonl", "{\"prompt\": [5, 6]}\n{\"prompt\": \"text\"}\n");
-  CHECK(run_program(dir, "-m " + (dir / "m") + " -o " + (dir / "o") + " " + (dir / "p.jsonl"))
+  CHECK(run_program(
+            dir, "--device cpu -m " + (dir / "m") + " -o " + (dir / "o") + " " + (dir / "p.jsonl"))
             .exit_code == 3);
   const std::vector<Json> records = read_lines(dir / "o/outputs.jsonl");
   REQUIRE(records.size() == 2);
@@ -309,8 +317,8 @@ TEST_CASE("A broken checkpoint ends the run with a message that names the file")
   fs::copy(source_path("examples/tiny-random"), dir / "m");
   const std::string shard = dir / "m/model-00002-of-00003.safetensors";
   fs::resize_file(shard, fs::file_size(shard) - 1000);
-  const ProcessResult result =
-      run_program(dir, "-m " + (dir / "m") + " -o " + (dir / "o") + " " + (dir / "p.jsonl"));
+  const ProcessResult result = run_program(
+      dir, "--device cpu -m " + (dir / "m") + " -o " + (dir / "o") + " " + (dir / "p.jsonl"));
   CHECK(result.exit_code == 1);
   CHECK(has(result.err, "model-00002-of-00003.safetensors"));
   CHECK(run_program(dir, "inspect " + (dir / "m")).exit_code == 1);
@@ -327,9 +335,32 @@ TEST_CASE("The released index passes inspection and its memory plan is shown") {
   CHECK(has(inspect.out, "missing from the index: 0"));
   CHECK(has(inspect.out, "in the index, not expected: 0"));
   const ProcessResult plan =
-      run_program(dir, "plan --chunked-prefill both --device-memory 1G -m " + lite);
+      run_program(dir, "plan --device cpu --chunked-prefill both --device-memory 1G -m " + lite);
   CHECK(plan.exit_code == 1);  // 31 GB of weights
   CHECK(has(plan.out, "does not fit"));
+}
+
+TEST_CASE("Dummy weights need config.json alone and are the same every time") {
+  TempDir dir;
+  fs::create_directory(dir / "m");
+  fs::copy(source_path("examples/tiny-random/config.json"), dir / "m/config.json");
+  write_text(dir / "p.jsonl", "{\"prompt\": [1, 2, 3, 4], \"max_tokens\": 8}\n");
+  const std::string model = "-m " + (dir / "m") + " --device cpu " + (dir / "p.jsonl");
+  CHECK(run_program(dir, model + " -o " + (dir / "a")).exit_code == 1);
+  std::vector<Json> tokens;
+  for (const char* out : {"a", "b"}) {
+    const ProcessResult result = run_program(
+        dir, model + " --enforce-eager --load-format dummy --ignore-eos -o " + (dir / out));
+    INFO(result.err);
+    REQUIRE(result.exit_code == 0);
+    CHECK(has(result.err, "random"));
+    tokens.push_back(read_lines(dir.path() + "/" + out + "/outputs.jsonl")[0].at("token_ids"));
+    const Json run = parse_json(read_file(dir.path() + "/" + out + "/run.json"), "run.json");
+    CHECK(run.at("options").at("load_format") == "dummy");
+    CHECK(run.at("options").at("enforce_eager") == true);
+  }
+  CHECK(tokens[0].size() == 8);
+  CHECK(tokens[0] == tokens[1]);
 }
 
 // The rule that keeps the libraries free of devices.

@@ -33,9 +33,8 @@ MemoryPlan plan_for(const LoadedModel& loaded, const RunOptions& options) {
   if (options.max_model_len) engine.max_model_len = options.max_model_len;
   const uint64_t page = cache_bytes_per_token(loaded.config, loaded.dtype) * kPageTokens;
   engine.kv_cache_bytes = page * static_cast<uint64_t>(options.kv_pages ? options.kv_pages : 4096);
-  MemoryPlan plan = make_memory_plan(loaded.config, engine, 0);
-  plan.limits.graphs = options.graphs;
-  return plan;
+  engine.graphs = options.graphs;
+  return make_memory_plan(loaded.config, engine, *loaded.backend, 0);
 }
 
 LogitsRunner::LogitsRunner(LoadedModel& loaded, const RunOptions& options)

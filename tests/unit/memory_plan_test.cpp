@@ -1,0 +1,167 @@
+#include "lib/engine/memory_plan.h"
+
+#include "kernels/cpu/cpu_backend.h"
+#include "lib/base/error.h"
+#include "tests/support/catch.h"
+#include "tests/support/error_text.h"
+
+namespace mla {
+namespace {
+
+using test::error_text;
+
+constexpr uint64_t kGiB = uint64_t{1} << 30;
+constexpr uint64_t kWeights = 31412968448;  // of V2-Lite
+
+ModelConfig lite() {
+  ModelConfig c;
+  c.vocab_size = 102400;
+  c.hidden_size = 2048;
+  c.num_layers = 27;
+  c.num_heads = 16;
+  c.kv_lora_rank = 512;
+  c.qk_nope_head_dim = 128;
+  c.qk_rope_head_dim = 64;
+  c.v_head_dim = 128;
+  c.intermediate_size = 10944;
+  c.moe_intermediate_size = 1408;
+  c.num_experts = 64;
+  c.num_experts_per_tok = 6;
+  c.num_shared_experts = 2;
+  c.first_k_dense_replace = 1;
+  c.max_position_embeddings = 163840;
+  return c;
+}
+
+EngineOptions gpu(uint64_t bytes, bool chunked = true) {
+  return {.chunked = chunked, .max_seqs = 256, .device_bytes = bytes, .graphs = true};
+}
+
+std::vector<MemoryPlan> plans_of(const std::vector<EngineOptions>& options) {
+  const auto backend = make_cpu_backend(DType::bf16, 1);
+  return make_memory_plans(lite(), options, *backend, kWeights);
+}
+MemoryPlan plan_of(const EngineOptions& options) { return plans_of({options}).front(); }
+
+uint64_t bytes_of(const MemoryPlan& plan, const std::string& name) {
+  for (const MemoryPlan::Entry& entry : plan.entries)
+    if (entry.name == name) return entry.bytes;
+  return 0;
+}
+
+uint64_t page_bytes() { return cache_bytes_per_token(lite(), DType::bf16) * kPageTokens; }
+
+TEST_CASE("A CPU's KV cache is 4 GiB unless it is given and has no entries of a GPU") {
+  const MemoryPlan plan = plan_of({.max_seqs = 64});
+  CHECK(plan.limits.max_model_len == 138048);
+  CHECK(bytes_of(plan, "KV blocks") <= 4 * kGiB);
+  CHECK(bytes_of(plan, "KV blocks") + page_bytes() > 4 * kGiB);
+  CHECK(bytes_of(plan, "CUDA context reserve") == 0);
+  CHECK(bytes_of(plan, "graphs") == 0);
+  CHECK(plan.note ==
+        "max_model_len lowered from 163840 to 138048: the KV cache holds 138048 tokens");
+}
+
+TEST_CASE("A GPU's KV cache is what the rest leaves of its share") {
+  for (const bool chunked : {false, true})
+    for (const double share : {0.5, 0.9}) {
+      EngineOptions options = gpu(141 * kGiB, chunked);
+      options.gpu_memory_utilization = share;
+      const MemoryPlan plan = plan_of(options);
+      const auto usable = static_cast<uint64_t>(static_cast<double>(141 * kGiB) * share);
+      INFO(to_text(plan));
+      CHECK(plan.limits.max_model_len == 163840);
+      CHECK(plan.total() <= usable);
+      // Nothing is left over but a page and what buffers for more pages would have taken.
+      CHECK(plan.total() + (uint64_t{64} << 20) > usable);
+      CHECK(bytes_of(plan, "CUDA context reserve") == kContextReserve);
+      CHECK(bytes_of(plan, "graphs") == 23 * kGraphReserve);
+      CHECK(plan.note.empty());
+    }
+}
+
+TEST_CASE("A given KV cache is taken on a GPU if the GPU has room for the plan") {
+  EngineOptions options = gpu(80 * kGiB);
+  options.kv_cache_bytes = 5 * kGiB;
+  const MemoryPlan plan = plan_of(options);
+  CHECK(bytes_of(plan, "KV blocks") <= 5 * kGiB);
+  CHECK(bytes_of(plan, "KV blocks") + page_bytes() > 5 * kGiB);
+  options.kv_cache_bytes = 60 * kGiB;
+  const std::string text = error_text([&] { plan_of(options); });
+  CHECK(text.starts_with("the plan takes "));
+  CHECK(text.ends_with("; the GPU has 85899345920"));
+}
+
+TEST_CASE("A smaller GPU lowers the model length and says so") {
+  const MemoryPlan plan = plan_of(gpu(44 * kGiB, false));
+  INFO(to_text(plan));
+  CHECK(plan.limits.max_model_len < 163840);
+  CHECK(plan.limits.max_model_len > 8192);
+  CHECK(plan.limits.max_model_len % kPageTokens == 0);
+  CHECK(plan.kv_tokens() >= static_cast<uint64_t>(plan.limits.max_model_len));
+  CHECK(plan.note.starts_with("max_model_len lowered from 163840 to "));
+  // One page more does not fit.
+  EngineOptions more = gpu(44 * kGiB, false);
+  more.max_model_len = plan.limits.max_model_len + kPageTokens;
+  CHECK_THROWS_AS(plan_of(more), UsageError);
+}
+
+TEST_CASE("A GPU that is too small is an error with its numbers") {
+  const std::string text = error_text([] { plan_of(gpu(24 * kGiB)); });
+  CHECK(
+      text.starts_with("a max_model_len of 64 does not fit the GPU: of its 25769803776 bytes "
+                       "23192823398 may be used (--gpu-memory-utilization 0.9); weights take "
+                       "31412968448, the buffers of a step and CUDA "));
+  EngineOptions options = gpu(44 * kGiB, false);
+  options.max_model_len = 163840;
+  CHECK(error_text([&] {
+          plan_of(options);
+        }).starts_with("--max-model-len 163840 does not fit the GPU: of its 47244640256 bytes "));
+  options.gpu_memory_utilization = 1.5;
+  CHECK(error_text([&] { plan_of(options); }) ==
+        "--gpu-memory-utilization: expected a number in (0, 1], found 1.5");
+}
+
+TEST_CASE("Two modes share a pool that fits the larger buffers of both") {
+  const auto backend = make_cpu_backend(DType::bf16, 1);
+  const EngineOptions off = gpu(80 * kGiB, false);
+  EngineOptions on = gpu(80 * kGiB, true);
+  on.max_batched_tokens = 200000;
+  on.workspace_tokens = 4096;
+  const std::vector<MemoryPlan> both = plans_of({off, on});
+  REQUIRE(both.size() == 2);
+  const StepLimits all = largest(both);
+  CHECK(both[0].limits.num_pages == both[1].limits.num_pages);
+  CHECK(both[0].limits.max_model_len == both[1].limits.max_model_len);
+  CHECK(all.max_rows == 200000);
+  CHECK(all.workspace_rows == both[0].limits.workspace_rows);
+  CHECK(all.num_pages < plan_of(off).limits.num_pages);
+  CHECK(all.num_pages < plan_of(on).limits.num_pages);
+  // The model's buffers, as it allocates them.
+  Arena arena;
+  PlanBuffers::carve(arena, all);
+  WorkspaceBuffers::carve(arena, lite(), all, DType::bf16);
+  ActivationBuffers::carve(arena, lite(), all, DType::bf16);
+  const uint64_t total = kWeights + arena.used() + bytes_of(both[0], "RoPE table") +
+                         static_cast<uint64_t>(all.num_pages) * page_bytes() + kContextReserve +
+                         bytes_of(both[0], "graphs");
+  CHECK(total <= static_cast<uint64_t>(static_cast<double>(80 * kGiB) * 0.9));
+}
+
+TEST_CASE("The decode splits of a step are bounded and hold the longest row") {
+  for (const int32_t rows : {1, 17, 8192})
+    for (const int32_t len : {2, 256, 257, 163840}) {
+      EngineOptions options = gpu(141 * kGiB);
+      options.max_batched_tokens = rows;
+      options.max_model_len = len;
+      const MemoryPlan plan = plan_of(options);
+      const int64_t longest = decode_splits(len), splits = plan.limits.max_decode_splits;
+      CHECK(splits >= longest);
+      CHECK(splits <= rows * longest);
+      CHECK((splits == rows * longest || splits >= 16384));
+      CHECK(plan.scheduler_options().max_decode_splits == splits);
+    }
+}
+
+}  // namespace
+}  // namespace mla
