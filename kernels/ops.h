@@ -125,7 +125,7 @@ struct KvUpParams {
   const WorkTile* tiles;  // [num_tiles] key tiles of the pass: every key once
   int32_t num_tiles;
   Matrix kv_b;      // [N·(P+V), L]
-  void* workspace;  // [W, N·(P+V)]
+  void* workspace;  // [W + kKeyTile rows, N·(P+V)]: the rows past W are not written
   int32_t L, R;
 };
 
@@ -135,7 +135,8 @@ struct KvUpParams {
 struct MlaPrefillParams {
   const void* q;  // [T, N·(P+R)], rows q_stride apart
   int64_t q_stride;
-  const void* workspace;  // [W, N·(P+V)]
+  const void* workspace;  // [W + kKeyTile rows, N·(P+V)]: a key tile may be read whole; what is in
+                          // rows of no key, NaN too, does not matter
   const void* cache;      // [slots, L+R], for k_pe
   const int32_t* page_table;
   const PrefillSpan* prefill;
@@ -281,7 +282,8 @@ class Backend {
   virtual void replay(uint64_t /*key*/, const std::function<void()>& ops) { ops(); }
 
   // A weight, filled piece by piece: rows [row_begin, row_begin + source.rows) of one expert.
-  // `stored` is the dtype of the sources; a bfloat16 run stores bf16 always.
+  // `stored` is the dtype of the sources; a bfloat16 run stores bf16 always. `source` stays as it
+  // is until finish_matrix returns.
   virtual Matrix create_matrix(MatrixKind kind, int64_t experts, int64_t rows, int64_t cols,
                                DType stored, int32_t heads = 0, int32_t nope_dim = 0) = 0;
   virtual void set_rows(const Matrix& matrix, int64_t expert, int64_t row_begin,

@@ -2,6 +2,9 @@
 // ops, and attention in double to compare with.
 #pragma once
 
+#include <map>
+#include <tuple>
+
 #include "lib/schedule/step_plan.h"
 #include "tests/ops/backends.h"
 
@@ -18,6 +21,11 @@ inline constexpr Dims kEven{2, 16, 8, 32, 16};
 inline constexpr Dims kOdd{3, 13, 6, 37, 19};          // no multiple of 16
 inline constexpr Dims kRelease{2, 128, 64, 512, 128};  // V2-Lite's, fewer heads
 inline constexpr int32_t kUnusedPage = 0x7fffff00;     // a read of it is far out of bounds
+
+// On the GPU, which has the released widths alone: as many heads of those.
+inline Dims fit(const BackendCase& c, const Dims& d) {
+  return c.cuda ? Dims{d.N, kRelease.P, kRelease.R, kRelease.L, kRelease.V} : d;
+}
 
 inline size_t at(int64_t i) { return static_cast<size_t>(i); }
 
@@ -38,8 +46,34 @@ inline Tokens make_tokens(const BackendCase& c, const Dims& d, int32_t keys, uin
           random_values(c, int64_t{keys} * d.row(), 2 * seed + 1)};
 }
 
-inline Floats make_kv_b(const BackendCase& c, const Dims& d) {
-  return random_values(c, int64_t{d.kv()} * d.L, 99, 1.0f / std::sqrt(static_cast<float>(d.L)));
+inline const Floats& make_kv_b(const BackendCase& c, const Dims& d) {
+  static std::map<std::tuple<DType, int32_t, int32_t, int32_t, int32_t>, Floats> made;
+  Floats& kv_b = made[{c.dtype, d.N, d.P, d.V, d.L}];
+  if (kv_b.empty())
+    kv_b = random_values(c, int64_t{d.kv()} * d.L, 99, 1.0f / std::sqrt(static_cast<float>(d.L)));
+  return kv_b;
+}
+
+// Multiples of `step`: with them sums of products are exact in fp32, so that what is rounded to
+// bfloat16 is the same number in every order of adding.
+inline Floats on_grid(Floats values, float step) {
+  for (float& x : values) x = std::nearbyint(x / step) * step;
+  return values;
+}
+
+// Tokens and kv_b of the tests that follow every rounding. On the GPU, where the sums are long,
+// K, V, q_lat and scores are exact; else the few of them that fp32 rounds to the other side would
+// move many outputs.
+inline Tokens make_exact_tokens(const BackendCase& c, const Dims& d, int32_t keys, uint32_t seed) {
+  Tokens tokens = make_tokens(c, d, keys, seed);
+  if (c.cuda)
+    tokens = {on_grid(std::move(tokens.q), 0.5f), on_grid(std::move(tokens.cache), 0.25f)};
+  return tokens;
+}
+
+inline Floats make_exact_kv_b(const BackendCase& c, const Dims& d) {
+  const Floats& kv_b = make_kv_b(c, d);
+  return c.cuda ? on_grid(kv_b, 0x1p-6f) : kv_b;
 }
 
 // A cache in which the requests' pages lie scattered. All rows but their first keys[i] are NaN.
@@ -79,11 +113,12 @@ inline Cache make_cache(const BackendCase& c, Device& dev, const Dims& d,
 // them.
 inline Floats run_prefill(const BackendCase& c, Device& dev, const Dims& d,
                           const std::vector<Tokens>& tokens, const std::vector<Prompt>& prompts,
-                          int32_t W, float scale, int32_t* passes = nullptr) {
+                          int32_t W, float scale, int32_t* passes = nullptr,
+                          const Floats* kv_b_values = nullptr) {
   StepPlan plan;
   std::vector<int32_t> keys;
   Floats q;
-  const int64_t width = d.N * d.D(), stride = width + 5;
+  const int64_t width = d.N * d.D(), stride = c.stride(width + 5);
   for (size_t i = 0; i < prompts.size(); ++i) {
     keys.push_back(prompts[i].keys());
     const Floats rows = rows_of(tokens[i].q, width, prompts[i].context, prompts[i].q_len);
@@ -96,19 +131,22 @@ inline Floats run_prefill(const BackendCase& c, Device& dev, const Dims& d,
   cut_passes(plan, W);
   if (passes) *passes = static_cast<int32_t>(plan.passes.size());
   const int64_t T = static_cast<int64_t>(q.size()) / width;
-  const Matrix kv_b = dev.matrix(MatrixKind::kv_b, 1, d.kv(), d.L, make_kv_b(c, d), d.N, d.P);
+  const Matrix kv_b = dev.matrix(MatrixKind::kv_b, 1, d.kv(), d.L,
+                                 kv_b_values ? *kv_b_values : make_kv_b(c, d), d.N, d.P);
   const void* dev_q = dev.array(padded(q, width, stride));
   const int32_t* table = dev.plain(cache.table);
   const PrefillSpan* prefill = dev.plain(plan.prefill);
   const KeySpan* all_spans = dev.plain(plan.key_spans);
   const WorkTile* tiles = dev.plain(plan.tiles);
-  void* workspace = dev.poisoned(int64_t{W} * d.kv());
+  // Rows past the W of the pass may be read and are never written.
+  const int64_t workspace_size = (int64_t{W} + kKeyTile) * d.kv();
+  void* workspace = dev.poisoned(workspace_size);
   float* state_max = dev.poisoned_plain<float>(T * d.N);
   float* state_sum = dev.poisoned_plain<float>(T * d.N);
   float* state_out = dev.poisoned_plain<float>(T * d.N * d.V);
   void* out = dev.poisoned(T * d.N * d.V);
   for (const Pass& pass : plan.passes) {
-    dev.poison(workspace, int64_t{W} * d.kv());
+    dev.poison(workspace, workspace_size);
     const KeySpan* spans = all_spans + pass.span_begin;
     const int32_t num_spans = pass.span_end - pass.span_begin;
     dev->kv_up({.cache = cache.rows,
@@ -143,6 +181,10 @@ inline Floats run_prefill(const BackendCase& c, Device& dev, const Dims& d,
                       .V = d.V,
                       .scale = scale});
   }
+  const Floats behind = dev.read(static_cast<std::byte*>(workspace) +
+                                     int64_t{W} * d.kv() * static_cast<int64_t>(size_of(c.dtype)),
+                                 int64_t{kKeyTile} * d.kv());
+  CHECK(std::all_of(behind.begin(), behind.end(), [](float x) { return std::isnan(x); }));
   return dev.read(out, T * d.N * d.V);
 }
 
@@ -185,6 +227,39 @@ inline void reference_row(
   }
 }
 
+// The same row by the absorbed path, all in double: of K and V that are not rounded, without making
+// them.
+inline void reference_absorbed(const Dims& d, const Tokens& tokens, const Floats& kv_b,
+                               int32_t keys, float scale, std::vector<double>& out) {
+  for (int32_t h = 0; h < d.N; ++h) {
+    const float* q = tokens.q.data() + (int64_t{keys - 1} * d.N + h) * d.D();
+    const float* w = kv_b.data() + int64_t{h} * (d.P + d.V) * d.L;
+    std::vector<double> q_lat(at(d.L), 0.0), o_lat(at(d.L), 0.0), p;
+    for (int32_t i = 0; i < d.P; ++i)
+      for (int32_t l = 0; l < d.L; ++l) q_lat[at(l)] += double{q[i]} * double{w[i * d.L + l]};
+    for (int32_t k = 0; k < keys; ++k) {
+      const float* row = tokens.cache.data() + int64_t{k} * d.row();
+      double s = 0.0;
+      for (int32_t l = 0; l < d.L; ++l) s += q_lat[at(l)] * double{row[l]};
+      for (int32_t i = 0; i < d.R; ++i) s += double{q[d.P + i]} * double{row[d.L + i]};
+      p.push_back(s * double{scale});
+    }
+    const double max = *std::max_element(p.begin(), p.end());
+    double sum = 0.0;
+    for (int32_t k = 0; k < keys; ++k) {
+      const float* row = tokens.cache.data() + int64_t{k} * d.row();
+      const double weight = std::exp(p[at(k)] - max);
+      sum += weight;
+      for (int32_t l = 0; l < d.L; ++l) o_lat[at(l)] += weight * double{row[l]};
+    }
+    for (int32_t v = 0; v < d.V; ++v) {
+      double o = 0.0;
+      for (int32_t l = 0; l < d.L; ++l) o += o_lat[at(l)] * double{w[int64_t{d.P + v} * d.L + l]};
+      out.push_back(o / sum);
+    }
+  }
+}
+
 inline std::vector<double> reference_prefill(const BackendCase& c, const Dims& d,
                                              const std::vector<Tokens>& tokens,
                                              const std::vector<Prompt>& prompts, float scale) {
@@ -221,7 +296,8 @@ struct DecodeWork {
 // Rows [first, first + rows) of `key_lens` as rows of a step behind one of a prompt. [rows, N·V]
 inline Floats run_decode(const BackendCase& c, Device& dev, const Dims& d,
                          const std::vector<Tokens>& tokens, const std::vector<int32_t>& key_lens,
-                         size_t first, size_t rows, float scale) {
+                         size_t first, size_t rows, float scale,
+                         const Floats* kv_b_values = nullptr) {
   const std::vector<Tokens> used(tokens.begin() + static_cast<std::ptrdiff_t>(first),
                                  tokens.begin() + static_cast<std::ptrdiff_t>(first + rows));
   const std::vector<int32_t> keys(key_lens.begin() + static_cast<std::ptrdiff_t>(first),
@@ -251,7 +327,8 @@ inline Floats run_decode(const BackendCase& c, Device& dev, const Dims& d,
                    .D = static_cast<int32_t>(rows),
                    .splits = dev.plain(work.splits),
                    .num_splits = dev.plain(std::vector<int32_t>{num_splits}),
-                   .kv_b = dev.matrix(MatrixKind::kv_b, 1, d.kv(), d.L, make_kv_b(c, d), d.N, d.P),
+                   .kv_b = dev.matrix(MatrixKind::kv_b, 1, d.kv(), d.L,
+                                      kv_b_values ? *kv_b_values : make_kv_b(c, d), d.N, d.P),
                    .q_lat = dev.poisoned(D * d.N * d.L),
                    .o_lat = dev.poisoned(D * d.N * d.L),
                    .out = behind_prompt(out, d.N * d.V),

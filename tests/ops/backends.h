@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -13,6 +14,9 @@
 #include <vector>
 
 #include "kernels/cpu/cpu_backend.h"
+#ifdef MLA_WITH_CUDA
+#include "kernels/cuda/cuda_backend.h"
+#endif
 #include "kernels/ops.h"
 #include "tests/support/catch.h"
 #include "tests/support/compare.h"
@@ -25,16 +29,51 @@ struct BackendCase {
   std::string name;
   std::function<std::unique_ptr<Backend>(int threads)> make;  // `threads` of the host
   DType dtype;
+  bool cuda = false;
+
+  // A size or a distance of rows near n that the backend takes.
+  int64_t size(int64_t n) const { return cuda ? (n + 15) / 16 * 16 : n; }
+  int64_t stride(int64_t n) const { return cuda ? (n + 7) / 8 * 8 : n; }
 
   bool rounds() const { return dtype == DType::bf16; }
   float round(float x) const { return rounds() ? to_f32(to_bf16(x)) : x; }
 };
+
+// Why the CUDA backend cannot take part, or "".
+inline std::string cuda_missing() {
+#ifdef MLA_WITH_CUDA
+  return cuda_available() ? "" : "no Hopper GPU";
+#else
+  return "a build without the CUDA backend";
+#endif
+}
+
+// Ends a test that is of the CUDA backend alone: as skipped, or as failed where a GPU is asked for.
+#define MLA_NEED_CUDA()                                      \
+  do {                                                       \
+    const std::string missing = ::mla::test::cuda_missing(); \
+    if (missing.empty()) break;                              \
+    if (std::getenv("MLA_REQUIRE_CUDA")) FAIL(missing);      \
+    MLA_SKIP(missing.c_str());                               \
+  } while (0)
 
 inline std::vector<BackendCase> backend_cases() {
   std::vector<BackendCase> cases;
   for (const DType dtype : {DType::bf16, DType::f32})
     cases.push_back({"cpu " + std::string(name_of(dtype)),
                      [dtype](int threads) { return make_cpu_backend(dtype, threads); }, dtype});
+#ifdef MLA_WITH_CUDA
+  if (cuda_available())
+    cases.push_back(
+        {"cuda bfloat16", [](int) { return make_cuda_backend(CudaOptions{}); }, DType::bf16, true});
+#endif
+  return cases;
+}
+
+// Those that round: of tests that follow roundings, or in which the dtype does not matter.
+inline std::vector<BackendCase> bf16_cases() {
+  std::vector<BackendCase> cases = backend_cases();
+  std::erase_if(cases, [](const BackendCase& c) { return !c.rounds(); });
   return cases;
 }
 
@@ -83,6 +122,7 @@ class Device {
   explicit Device(const BackendCase& c, int threads = 1) : c_(c), backend_(c.make(threads)) {}
 
   Backend* operator->() { return backend_.get(); }
+  const BackendCase& backend_case() const { return c_; }
 
   // Run dtype.
   void* array(const Floats& values) {
@@ -126,13 +166,16 @@ class Device {
   Matrix matrix(MatrixKind kind, int64_t experts, int64_t rows, int64_t cols, const Floats& values,
                 int32_t heads = 0, int32_t nope_dim = 0) {
     Matrix m = backend_->create_matrix(kind, experts, rows, cols, c_.dtype, heads, nope_dim);
+    // Gate and up come one after the other, as they do from a checkpoint.
+    const int64_t piece = kind == MatrixKind::gate_up ? rows / 2 : rows;
     for (int64_t e = 0; e < experts; ++e)
-      backend_->set_rows(m, e, 0,
-                         {.data = values.data() + e * rows * cols,
-                          .dtype = DType::f32,
-                          .rows = rows,
-                          .cols = cols,
-                          .row_stride = cols});
+      for (int64_t first = 0; first < rows; first += piece)
+        backend_->set_rows(m, e, first,
+                           {.data = values.data() + (e * rows + first) * cols,
+                            .dtype = DType::f32,
+                            .rows = piece,
+                            .cols = cols,
+                            .row_stride = cols});
     backend_->finish_matrix(m);
     return m;
   }
@@ -225,11 +268,12 @@ inline void check_rounded_once(const BackendCase& c, const Floats& got,
 // The output of rows [first, first + rows) of a case, made on a fresh set of arrays.
 using RowOp = std::function<Floats(Device&, int64_t first, int64_t rows)>;
 
-// T rows together, in two calls, one by one, and by 1, 2 and 3 threads: the same bits.
+// T rows together, in two calls, one by one, and by 1, 2 and 3 threads: the same bits. A GPU, which
+// has no threads of the host, does it all again instead.
 inline void check_row_bits(const BackendCase& c, int64_t T, const RowOp& op) {
   Device one(c);
   const Floats whole = op(one, 0, T);
-  for (const int threads : {2, 3}) {
+  for (const int threads : c.cuda ? std::vector<int>{1} : std::vector<int>{2, 3}) {
     Device more(c, threads);
     INFO(c.name << ", " << threads << " threads, " << T << " rows");
     CHECK(same_bits(op(more, 0, T), whole));
