@@ -1,6 +1,7 @@
 #include "lib/model/model.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "lib/model/graph_sizes.h"
 #include "lib/model/rope.h"
@@ -26,6 +27,8 @@ Model::Model(const ModelConfig& config, const ModelWeights& weights, Backend& ba
       backend_(backend),
       limits_(limits),
       softmax_scale_(softmax_scale(config)) {
+  static std::atomic<uint64_t> models{0};
+  replay_keys_ = models++ << 32;
   const std::vector<float> table = rope_table(config, limits.max_model_len);
   rope_table_ = static_cast<float*>(backend.allocate(table.size() * sizeof(float), "RoPE table"));
   backend.upload(rope_table_, table.data(), table.size() * sizeof(float));
@@ -335,7 +338,7 @@ void Model::replay(StepPlan plan, const std::vector<RowSampling>& sampling, int3
   pad_decode_rows(plan, size);
   upload(plan);
   upload(plan, sampling, size);
-  backend_.replay(static_cast<uint64_t>(size), [&] {
+  backend_.replay(replay_keys_ + static_cast<uint64_t>(size), [&] {
     compute(plan);
     sampled_logits(size);
     sample(size, kMaxTop);

@@ -96,6 +96,7 @@ class Model {
   ActivationBuffers a_{};
   bool pending_delta_ = false;  // a_.delta has yet to be added to the residual
   std::vector<int32_t> graph_sizes_;
+  uint64_t replay_keys_ = 0;  // other than those of any other model: its steps have our buffers
   std::array<std::byte*, kMaxInFlight> host_{};  // of SampledOutput
   size_t launches_ = 0;
   std::deque<Launched> in_flight_;

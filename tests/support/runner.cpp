@@ -3,13 +3,40 @@
 #include <numeric>
 
 #include "kernels/cpu/cpu_backend.h"
+#ifdef MLA_WITH_CUDA
+#include "kernels/cuda/cuda_backend.h"
+#endif
 #include "lib/base/error.h"
 #include "lib/model/tensor_table.h"
 
 namespace mla::test {
 
-LoadedModel::LoadedModel(const std::string& dir, DType run_dtype, int threads)
-    : config(load_config(dir)), dtype(run_dtype), backend(make_cpu_backend(run_dtype, threads)) {
+#ifdef MLA_WITH_CUDA
+std::string cuda_absence() { return cuda_available() ? "" : "no Hopper GPU"; }
+
+namespace {
+
+std::unique_ptr<Backend> make_backend(BackendKind kind, DType dtype, int threads) {
+  if (kind == BackendKind::cuda) return make_cuda_backend(CudaOptions{});
+  return make_cpu_backend(dtype, threads);
+}
+
+}  // namespace
+#else
+std::string cuda_absence() { return "a build without the CUDA backend"; }
+
+namespace {
+
+std::unique_ptr<Backend> make_backend(BackendKind kind, DType dtype, int threads) {
+  if (kind == BackendKind::cuda) fail("{}", cuda_absence());
+  return make_cpu_backend(dtype, threads);
+}
+
+}  // namespace
+#endif
+
+LoadedModel::LoadedModel(const std::string& dir, DType run_dtype, int threads, BackendKind kind)
+    : config(load_config(dir)), dtype(run_dtype), backend(make_backend(kind, run_dtype, threads)) {
   Checkpoint checkpoint = Checkpoint::open(dir);
   std::vector<TensorSpec> specs;
   for (const TensorEntry& entry : tensor_table(config)) specs.push_back({entry.name, entry.shape});

@@ -15,9 +15,15 @@
 
 namespace mla::test {
 
-// A checkpoint on a CPU backend.
+enum class BackendKind : uint8_t { cpu, cuda };
+
+// Why there is no CUDA backend, or "".
+std::string cuda_absence();
+
+// A checkpoint on a backend; `threads` are those of the CPU backend.
 struct LoadedModel {
-  LoadedModel(const std::string& dir, DType run_dtype, int threads);
+  LoadedModel(const std::string& dir, DType run_dtype, int threads,
+              BackendKind kind = BackendKind::cpu);
 
   ModelConfig config;
   DType dtype;
