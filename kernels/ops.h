@@ -153,7 +153,8 @@ struct MlaPrefillParams {
 };
 
 // Absorbed attention of generated rows, keys in splits of kDecodeSplit at absolute positions, each
-// starting fresh, combined as a left fold in order.
+// starting fresh. The splits of a group are combined as a left fold in order, and so are the
+// groups.
 struct MlaDecodeParams {
   const void* q;  // [D, N·(P+R)], rows q_stride apart: the decode rows of the step
   int64_t q_stride;
@@ -161,8 +162,9 @@ struct MlaDecodeParams {
   const int32_t* page_table;
   const DecodeRow* rows;  // [D]
   int32_t D;
-  const DecodeSplit* splits;  // [*num_splits] the work of all rows, a row's splits in order
-  const int32_t* num_splits;  // device memory
+  const DecodeSplit* splits;  // [num_splits[0]] the work of all rows, a row's splits in order
+  const DecodeSplit* groups;  // [num_splits[1]] the same work by groups
+  const int32_t* num_splits;  // [2] device memory
   Matrix kv_b;
   void* q_lat;  // [D, N, L] scratch, run dtype: rounded here
   void* o_lat;  // [D, N, L] scratch, run dtype: rounded here

@@ -219,6 +219,29 @@ void split_softmax(float* scores, int32_t n, float& max, float& sum) {
   for (int32_t k = 0; k < n; ++k) scores[k] = to_f32(from_f32<T>(scores[k]));
 }
 
+// Running softmax of one head: unnormalised output with its max and sum of exponentials.
+struct Running {
+  float max = kMinusInfinity, sum = 0.0f;
+  std::vector<float> out;
+
+  explicit Running(int32_t L) : out(static_cast<size_t>(L), 0.0f) {}
+  void clear() {
+    max = kMinusInfinity;
+    sum = 0.0f;
+    std::fill(out.begin(), out.end(), 0.0f);
+  }
+  // The keys of `next` join those that are here.
+  void fold(const Running& next) {
+    const float new_max = std::max(max, next.max);
+    const float old_factor = exp_f32(max - new_max), new_factor = exp_f32(next.max - new_max);
+    sum = sum * old_factor + next.sum * new_factor;
+    max = new_max;
+    const auto n = static_cast<int64_t>(out.size());
+    scale(old_factor, out.data(), n);
+    axpy(new_factor, next.out.data(), out.data(), n);
+  }
+};
+
 // O_lat of one row for heads [h_begin, h_end).
 template <class T>
 void decode_row(const MlaDecodeParams& p, int32_t d, int32_t h_begin, int32_t h_end) {
@@ -227,9 +250,8 @@ void decode_row(const MlaDecodeParams& p, int32_t d, int32_t h_begin, int32_t h_
   const int32_t heads = h_end - h_begin, width = p.L + p.R;
   std::vector<float> q(static_cast<size_t>(heads) * width),
       keys(static_cast<size_t>(kDecodeSplit) * width);
-  std::vector<float> max(heads, 0.0f), sum(heads, 0.0f),
-      out(static_cast<size_t>(heads) * p.L, 0.0f);
-  std::vector<float> partial(static_cast<size_t>(p.L));
+  std::vector<Running> group(static_cast<size_t>(heads), Running(p.L)), total = group;
+  Running split(p.L);
   for (int32_t h = 0; h < heads; ++h) {
     const T* q_lat = static_cast<const T*>(p.q_lat) + (int64_t{d} * p.N + h_begin + h) * p.L;
     const T* q_pe = static_cast<const T*>(p.q) + d * p.q_stride + (h_begin + h) * (p.P + p.R) + p.P;
@@ -238,37 +260,34 @@ void decode_row(const MlaDecodeParams& p, int32_t d, int32_t h_begin, int32_t h_
   }
   for (int32_t begin = 0; begin < row.key_len; begin += kDecodeSplit) {
     const int32_t n = std::min(kDecodeSplit, row.key_len - begin);
+    const bool group_ends =
+        begin + n == row.key_len || (begin / kDecodeSplit + 1) % kDecodeGroup == 0;
     for (int32_t k = 0; k < n; ++k)
       to_floats(static_cast<const T*>(p.cache) + slot_of(table, begin + k) * width,
                 keys.data() + k * width, width);
-    for (int32_t h = 0; h < heads; ++h) {
+    for (size_t h = 0; h < static_cast<size_t>(heads); ++h) {
       float scores[kDecodeSplit];
       for (int32_t k = 0; k < n; ++k)
-        scores[k] = dot(q.data() + h * width, keys.data() + k * width, width) * p.scale;
-      float split_max, split_sum;
-      split_softmax<T>(scores, n, split_max, split_sum);
-      std::fill(partial.begin(), partial.end(), 0.0f);
-      for (int32_t k = 0; k < n; ++k) axpy(scores[k], keys.data() + k * width, partial.data(), p.L);
-      float* o = out.data() + int64_t{h} * p.L;
-      if (begin == 0) {
-        max[h] = split_max;
-        sum[h] = split_sum;
-        std::copy(partial.begin(), partial.end(), o);
-        continue;
-      }
-      const float new_max = std::max(max[h], split_max);
-      const float old_factor = exp_f32(max[h] - new_max), new_factor = exp_f32(split_max - new_max);
-      sum[h] = sum[h] * old_factor + split_sum * new_factor;
-      max[h] = new_max;
-      scale(old_factor, o, p.L);
-      axpy(new_factor, partial.data(), o, p.L);
+        scores[k] =
+            dot(q.data() + static_cast<int64_t>(h) * width, keys.data() + k * width, width) *
+            p.scale;
+      split.clear();
+      split_softmax<T>(scores, n, split.max, split.sum);
+      for (int32_t k = 0; k < n; ++k)
+        axpy(scores[k], keys.data() + k * width, split.out.data(), p.L);
+      group[h].fold(split);
+      if (!group_ends) continue;
+      total[h].fold(group[h]);
+      group[h].clear();
     }
   }
   for (int32_t h = 0; h < heads; ++h) {
     T* to = static_cast<T*>(p.o_lat) + (int64_t{d} * p.N + h_begin + h) * p.L;
+    const Running& all = total[static_cast<size_t>(h)];
     // A row without keys, as padding has: its output is 0, not 0/0.
-    const float divisor = row.key_len > 0 ? sum[h] : 1.0f;
-    for (int32_t l = 0; l < p.L; ++l) to[l] = from_f32<T>(out[h * p.L + l] / divisor);
+    const float divisor = row.key_len > 0 ? all.sum : 1.0f;
+    for (int32_t l = 0; l < p.L; ++l)
+      to[l] = from_f32<T>(all.out[static_cast<size_t>(l)] / divisor);
   }
 }
 

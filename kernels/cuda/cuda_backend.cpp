@@ -169,7 +169,7 @@ uint64_t CudaBackend::download_later(void* to, const void* from, size_t bytes) {
 }
 
 void CudaBackend::wait(uint64_t ticket) {
-  if (ticket + kTickets < next_ticket_) return;  // its event serves a later one, which is behind it
+  // An event that serves a later download by now is behind this one.
   MLA_CUDA_CHECK(cudaEventSynchronize(tickets_[ticket % kTickets]));
 }
 
@@ -185,7 +185,7 @@ void CudaBackend::use_scratch(void* base, const ModelShape& shape) {
 const Scratch& CudaBackend::scratch(const ModelShape& n) {
   const ModelShape& have = scratch_shape_;
   const bool fits = n.H * n.K * n.max_mlp_rows <= have.H * have.K * have.max_mlp_rows &&
-                    n.E <= have.E && n.N * n.max_splits <= int64_t{have.N} * have.max_splits &&
+                    n.E <= have.E && n.N <= have.N && n.max_splits <= have.max_splits &&
                     n.max_rows <= have.max_rows && n.max_samples <= have.max_samples &&
                     n.vocab <= have.vocab;
   if (fits && scratch_shape_.max_rows > 0) return scratch_;

@@ -5,7 +5,7 @@
 // the first operand, and is for few rows, where reading W is all the time. Both add K in order in
 // steps of 16 in one accumulator, without splits, so an output has the same bits from either, for
 // every number of rows (Hopper's wgmma gives the same bits for every N and with its operands
-// swapped; tests/ops/gemm_test.cpp asserts it).
+// swapped; tests/ops/cuda_gemm_test.cpp asserts it).
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,8 @@ struct GemmRows {
 };
 
 struct Gemm {
-  // A [a_rows, a_cols], rows a_stride elements apart. Matrix e reads columns [e·a_step, … + k).
+  // A [a_rows, a_cols], rows a_stride elements apart. Matrix e reads columns [e·a_step, … + k); k
+  // is a multiple of 64 where a_step is not 0, as the last box reads on.
   const void* a = nullptr;
   const void* a_shared = nullptr;  // grouped: [T, k], see GemmRows
   int64_t a_rows = 0, a_cols = 0, a_stride = 0, a_step = 0;

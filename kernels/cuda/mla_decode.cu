@@ -8,8 +8,15 @@
 //   Oᵀ [512, 16] += latentᵀ [512, 64] · Pᵀ     8 × 4 products, the same panels read MN-major
 // Softmax runs down the columns. A split of 4 tiles starts fresh; its tiles are taken in order with
 // a running max. The maxima are of raw scores q·k: the scale and log2 e enter with the exponent.
+// The splits of a group are folded in order, and so are the groups of a row.
 //
-// Warps 0 to 3 compute, warp 4 streams pages, warp 5 loads queries and says what the work is.
+// With little work an item is a split, with much a group, whose splits are folded in registers: the
+// operations are the same, and so are the bits. What does not hold a whole row leaves fp32
+// partials; the block that arrives last folds them.
+//
+// Two warpgroups compute, each half of the latent's columns: both make all scores, so that neither
+// waits for the other, and one's products run under the other's softmax. One warp more streams
+// pages, and one loads queries and says what the work is.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -35,11 +42,15 @@ constexpr int kSlotPanels = 3;  // a tile is 3 slots of the ring, in order
 constexpr int kTileSlots = kPanels / kSlotPanels;
 constexpr int kSlotBytes = kSlotPanels * kPanelBytes;
 constexpr int kSlots = 8;  // 192 KB; a tile may wrap around
-constexpr int kWarps = 4;  // that compute: one warpgroup
-constexpr int kThreads = (kWarps + 2) * 32;
-constexpr int kConsumers = kWarps * 32;
-constexpr int kConsumerBarrier = 1;
-constexpr int kFoldBatch = 4;  // splits whose partials are in flight together
+constexpr int kTeams = 2;  // warpgroups that compute
+constexpr int kWarps = 4;  // of a team
+constexpr int kTeamThreads = kWarps * 32;
+constexpr int kConsumers = kTeams * kTeamThreads;
+constexpr int kThreads = kConsumers + 128;  // the last warpgroup has the two that load
+constexpr int kTeamPanels = kLatentPanels / kTeams;
+constexpr int kTeamBarrier = 1;  // and one for each further team
+constexpr int kConsumerBarrier = kTeamBarrier + kTeams;
+constexpr int kFoldBatch = 4;  // partials in flight together
 constexpr float kMinusInfinity = -__builtin_huge_valf();
 
 static_assert(kTile == 64 && kPanels == kTileSlots * kSlotPanels && kL % 128 == 0);
@@ -51,16 +62,38 @@ struct Args {
   const int32_t* page_table;
   const DecodeRow* rows;
   const DecodeSplit* splits;
-  const int32_t* num_splits;
-  __nv_bfloat16* o_lat;  // [D, N, L]
-  float* partial;        // [max_splits, N, L] unnormalised
-  float2* state;         // [max_splits, N] max of raw scores, sum
-  int32_t* arrivals;     // [D]
+  const DecodeSplit* groups;
+  const int32_t* num_splits;  // splits, groups
+  __nv_bfloat16* o_lat;       // [D, N, L]
+  float* partial;             // [max_splits, N, L] unnormalised; of a group at its first split
+  float2* state;              // [max_splits, N] max of raw scores, sum
+  int32_t* arrivals;          // [D]
   int N;
   float scale;  // softmax scale · log2 e
 };
 
-// What the computing warps need to know of a split.
+// What the block works through.
+struct Items {
+  const DecodeSplit* list;
+  int count;
+  int splits;  // of an item at most: 1 or kDecodeGroup
+
+  __device__ explicit Items(const Args& a) {
+    const int num_splits = a.num_splits[0];
+    // Splits spread better, groups need no partials: from two splits a block on, groups.
+    const bool groups = num_splits >= 2 * static_cast<int>(gridDim.x);
+    list = groups ? a.groups : a.splits;
+    count = groups ? a.num_splits[1] : num_splits;
+    splits = groups ? kDecodeGroup : 1;
+  }
+  // Tiles from split `first` of a row on that belong to one item.
+  __device__ int tiles(int key_len, int first) const {
+    const int keys = key_len - first * kDecodeSplit;
+    return keys <= 0 ? 0 : min(splits * kSplitTiles, (keys + kTile - 1) / kTile);
+  }
+};
+
+// What the computing warps need to know of an item.
 struct alignas(16) Job {
   int32_t row, split, key_len, split_begin;
 };
@@ -68,9 +101,11 @@ struct alignas(16) Job {
 struct alignas(1024) Shared {
   unsigned char ring[kSlots][kSlotBytes];
   unsigned char q[kPanels][kHeads * kRowBytes];  // [16 heads, 64] K-major
-  unsigned char p[kHeads * kRowBytes];           // [16 heads, 64 keys] K-major
-  float tile_max[kWarps][kHeads];
-  float sum[kWarps][kHeads];
+  struct alignas(1024) Team {
+    unsigned char p[kHeads * kRowBytes];  // [16 heads, 64 keys] K-major
+    float tile_max[kWarps][kHeads];
+    float sum[kWarps][kHeads];
+  } teams[kTeams];
   uint64_t full[kSlots], empty[kSlots];
   uint64_t q_full, q_empty;
   Job job;  // guarded by q_full and q_empty as q is
@@ -79,32 +114,25 @@ struct alignas(1024) Shared {
 // The kernel has no other shared memory, so that it begins at a multiple of 1024 bytes.
 static_assert(sizeof(Shared) <= 232448);
 
-// Tiles of a split that have a key at all.
-__device__ int split_tiles(int key_len, int split) {
-  const int keys = key_len - split * kDecodeSplit;
-  return keys <= 0 ? 0 : min(kSplitTiles, (keys + kTile - 1) / kTile);
-}
-
 __device__ unsigned char* panel(Shared& s, int stage, int index) {
   return s.ring[(stage + index / kSlotPanels) % kSlots] + index % kSlotPanels * kPanelBytes;
 }
 
-// By one thread: every tile of every split of the block, as far ahead as the ring allows.
-__device__ void load_pages(const Args& a, Shared& s, int count) {
+// By one thread: every tile of every item of the block, as far ahead as the ring allows.
+__device__ void load_pages(const Args& a, Shared& s, const Items& items) {
   tma_prefetch(a.cache);
   Ring ring;
-  for (int item = blockIdx.x; item < count; item += gridDim.x) {
-    const DecodeSplit split = a.splits[item];
-    const DecodeRow row = a.rows[split.row];
-    const int tiles = split_tiles(row.key_len, split.split);
+  for (int item = blockIdx.x; item < items.count; item += gridDim.x) {
+    const DecodeSplit work = items.list[item];
+    const DecodeRow row = a.rows[work.row];
+    const int tiles = items.tiles(row.key_len, work.split);
     const int32_t* table =
-        a.page_table + (int64_t{row.table_begin} + int64_t{split.split} * kSplitTiles);
-    int first_slots[kSplitTiles];  // rows of the cache
-#pragma unroll
-    for (int t = 0; t < kSplitTiles; ++t) first_slots[t] = t < tiles ? table[t] * kTile : 0;
-#pragma unroll
-    for (int t = 0; t < kSplitTiles; ++t) {
-      if (t >= tiles) break;
+        a.page_table + (int64_t{row.table_begin} + int64_t{work.split} * kSplitTiles);
+    int32_t page = tiles > 0 ? table[0] : 0;
+#pragma unroll 1
+    for (int t = 0; t < tiles; ++t) {
+      const int first_slot = page * kTile;  // row of the cache
+      if (t + 1 < tiles) page = table[t + 1];
 #pragma unroll 1
       for (int group = 0; group < kTileSlots; ++group) {
         barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
@@ -112,38 +140,68 @@ __device__ void load_pages(const Args& a, Shared& s, int count) {
 #pragma unroll
         for (int i = 0; i < kSlotPanels; ++i)
           tma_load(s.ring[ring.stage] + i * kPanelBytes, a.cache, &s.full[ring.stage],
-                   (group * kSlotPanels + i) * 64, first_slots[t], 0);
+                   (group * kSlotPanels + i) * 64, first_slot, 0);
         ring.next(kSlots);
       }
     }
   }
 }
 
-// By one thread: the query of each split, once the last product with the one before is done.
-__device__ void load_queries(const Args& a, Shared& s, int count) {
+// By one thread: the query of each item, once the last product with the one before is done.
+__device__ void load_queries(const Args& a, Shared& s, const Items& items) {
   tma_prefetch(a.q_lat);
   tma_prefetch(a.q_pe);
   uint32_t parity = 0;
   const int first_head = blockIdx.y * kHeads;
-  for (int item = blockIdx.x; item < count; item += gridDim.x) {
-    const DecodeSplit split = a.splits[item];
-    const DecodeRow row = a.rows[split.row];
+  for (int item = blockIdx.x; item < items.count; item += gridDim.x) {
+    const DecodeSplit work = items.list[item];
+    const DecodeRow row = a.rows[work.row];
     barrier_wait(&s.q_empty, parity ^ 1);
-    s.job = {split.row, split.split, row.key_len, row.split_begin};
+    s.job = {work.row, work.split, row.key_len, row.split_begin};
     barrier_expect(&s.q_full, sizeof(s.q));
 #pragma unroll
     for (int i = 0; i < kLatentPanels; ++i)
-      tma_load(s.q[i], a.q_lat, &s.q_full, i * 64, first_head, split.row);
-    tma_load(s.q[kLatentPanels], a.q_pe, &s.q_full, 0, first_head, split.row);
+      tma_load(s.q[i], a.q_lat, &s.q_full, i * 64, first_head, work.row);
+    tma_load(s.q[kLatentPanels], a.q_pe, &s.q_full, 0, first_head, work.row);
     parity ^= 1;
   }
 }
 
-// A thread's part of a split. Column j of 4 is head 8·(j/2) + 2·(lane%4) + j%2 of the block.
+// A thread's part of a running softmax. Column j of 4 is head 8·(j/2) + 2·(lane%4) + j%2 of the
+// block.
 struct Accumulator {
-  float max[4];  // of all keys so far
-  float sum[4];  // of this thread's keys
-  float o[kLatentPanels][8];
+  float max[4];             // of all keys so far
+  float sum[4];             // of this thread's keys until the split ends, then of all
+  float o[kTeamPanels][8];  // of the team's latent columns
+
+  __device__ void clear() {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      max[j] = kMinusInfinity;
+      sum[j] = 0.0f;
+    }
+#pragma unroll
+    for (int m = 0; m < kTeamPanels; ++m)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) o[m][i] = 0.0f;
+  }
+};
+
+// A fold's factors of what is there and of what joins it. From nothing they are 2^-inf = 0 and
+// 2^0 = 1.
+struct FoldStep {
+  float old_factor, new_factor;
+
+  __device__ FoldStep(float& max, float& sum, float next_max, float next_sum, float scale) {
+    const float new_max = fmaxf(max, next_max);
+    old_factor = exp2_fast((max - new_max) * scale);
+    new_factor = exp2_fast((next_max - new_max) * scale);
+    max = new_max;
+    sum = sum * old_factor + next_sum * new_factor;
+  }
+  __device__ float operator()(float o, float next) const {
+    return fmaf(new_factor, next, o * old_factor);
+  }
 };
 
 __device__ int column_head(int j, int lane) { return 8 * (j / 2) + 2 * (lane % 4) + j % 2; }
@@ -156,14 +214,10 @@ __device__ float reduce_lanes(float x, Op op) {
   return x;
 }
 
-// One tile: `visible` of its keys, at least one, are the row's. The last tile of a split gives the
-// query's buffer back.
-__device__ void attend_tile(Shared& s, Ring& ring, int visible, bool last, float scale,
-                            Accumulator& acc) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int stage = ring.stage;
-
-  float scores[8] = {};
+// The scores of the tile at the ring's place; moves the ring on.
+__device__ void make_scores(Shared& s, Ring& ring, float (&scores)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) scores[i] = 0.0f;
   pin(scores);
 #pragma unroll
   for (int group = 0; group < kTileSlots; ++group) {
@@ -182,6 +236,19 @@ __device__ void attend_tile(Shared& s, Ring& ring, int visible, bool last, float
   }
   wgmma_wait<0>();
   pin(scores);
+}
+
+// One tile: `visible` of its keys, at least one, are the row's. The last tile of an item gives the
+// query's buffer back.
+__device__ void attend_tile(Shared& s, Ring& ring, int visible, bool last, float scale,
+                            Accumulator& acc) {
+  const int team = threadIdx.x / kTeamThreads, warp = threadIdx.x / 32 % kWarps;
+  const int thread = threadIdx.x % kTeamThreads, lane = threadIdx.x % 32;
+  Shared::Team& own = s.teams[team];
+  const int stage = ring.stage;
+
+  float scores[8];
+  make_scores(s, ring, scores);
   if (last) {
     __syncwarp();
     if (lane == 0) barrier_arrive(&s.q_empty);
@@ -197,10 +264,10 @@ __device__ void attend_tile(Shared& s, Ring& ring, int visible, bool last, float
     const int i = 4 * (j / 2) + j % 2;
     const float warp_max =
         reduce_lanes(fmaxf(scores[i], scores[i + 2]), [](float x, float y) { return fmaxf(x, y); });
-    if (lane < 4) s.tile_max[warp][column_head(j, lane)] = warp_max;
+    if (lane < 4) own.tile_max[warp][column_head(j, lane)] = warp_max;
   }
-  // From here on no product reads keys of this tile or P of the one before.
-  named_barrier(kConsumerBarrier, kConsumers);
+  // From here on no product of the team reads keys of this tile or P of the one before.
+  named_barrier(kTeamBarrier + team, kTeamThreads);
 
   float factor[4];
 #pragma unroll
@@ -208,7 +275,7 @@ __device__ void attend_tile(Shared& s, Ring& ring, int visible, bool last, float
     const int i = 4 * (j / 2) + j % 2, head = column_head(j, lane);
     float max = acc.max[j];
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) max = fmaxf(max, s.tile_max[w][head]);
+    for (int w = 0; w < kWarps; ++w) max = fmaxf(max, own.tile_max[w][head]);
     factor[j] = exp2_fast((acc.max[j] - max) * scale);
     acc.max[j] = max;
     const float offset = -(max * scale);
@@ -216,7 +283,7 @@ __device__ void attend_tile(Shared& s, Ring& ring, int visible, bool last, float
     const float p1 = exp2_fast(fmaf(scores[i + 2], scale, offset));
     acc.sum[j] = acc.sum[j] * factor[j] + (p0 + p1);
     // The swizzle exchanges the 16-byte chunks, 8 keys each, of a row by the row's number.
-    unsigned char* to = s.p + head * kRowBytes + lane / 4 * 2;
+    unsigned char* to = own.p + head * kRowBytes + lane / 4 * 2;
     *reinterpret_cast<__nv_bfloat16*>(to + ((2 * warp) ^ (head % 8)) * 16) =
         __float2bfloat16_rn(p0);
     *reinterpret_cast<__nv_bfloat16*>(to + ((2 * warp + 1) ^ (head % 8)) * 16) =
@@ -226,39 +293,37 @@ __device__ void attend_tile(Shared& s, Ring& ring, int visible, bool last, float
   // contiguous bytes under the swizzle too.
   if (visible < kTile) {
 #pragma unroll
-    for (int m = 0; m < kLatentPanels; ++m) {
-      unsigned char* from = panel(s, stage, m);
+    for (int m = 0; m < kTeamPanels; ++m) {
+      unsigned char* from = panel(s, stage, team * kTeamPanels + m);
 #pragma unroll 1
-      for (int at = visible * kRowBytes + threadIdx.x * 16; at < kPanelBytes; at += kConsumers * 16)
+      for (int at = visible * kRowBytes + thread * 16; at < kPanelBytes; at += kTeamThreads * 16)
         *reinterpret_cast<uint4*>(from + at) = uint4{0, 0, 0, 0};
     }
   }
   fence_async();
 #pragma unroll
-  for (int m = 0; m < kLatentPanels; ++m)
+  for (int m = 0; m < kTeamPanels; ++m)
 #pragma unroll
     for (int i = 0; i < 8; ++i) acc.o[m][i] *= factor[2 * (i / 4) + i % 2];
-  named_barrier(kConsumerBarrier, kConsumers);
+  named_barrier(kTeamBarrier + team, kTeamThreads);
 
 #pragma unroll
-  for (int m = 0; m < kLatentPanels; ++m) pin(acc.o[m]);
+  for (int m = 0; m < kTeamPanels; ++m) pin(acc.o[m]);
   wgmma_fence();
-  const uint64_t p = k_major(s.p);
-  uint64_t values[kTileSlots];
+  const uint64_t p = k_major(own.p);
+  uint64_t values[kTeamPanels];
 #pragma unroll
-  for (int group = 0; group < kTileSlots; ++group)
-    values[group] = mn_major(s.ring[(stage + group) % kSlots], kPanelBytes);
+  for (int m = 0; m < kTeamPanels; ++m)
+    values[m] = mn_major(panel(s, stage, team * kTeamPanels + m), kPanelBytes);
 #pragma unroll
   for (int k = 0; k < kTile / 16; ++k)
 #pragma unroll
-    for (int m = 0; m < kLatentPanels; ++m)
-      wgmma<kHeads, Major::mn, Major::k>(
-          acc.o[m], values[m / kSlotPanels] + m % kSlotPanels * (kPanelBytes >> 4) + k * kStepMn,
-          p + k * kStepK, 1);
+    for (int m = 0; m < kTeamPanels; ++m)
+      wgmma<kHeads, Major::mn, Major::k>(acc.o[m], values[m] + k * kStepMn, p + k * kStepK, 1);
   wgmma_commit();
   wgmma_wait<0>();
 #pragma unroll
-  for (int m = 0; m < kLatentPanels; ++m) pin(acc.o[m]);
+  for (int m = 0; m < kTeamPanels; ++m) pin(acc.o[m]);
   __syncwarp();
   if (lane == 0) {
 #pragma unroll
@@ -267,17 +332,20 @@ __device__ void attend_tile(Shared& s, Ring& ring, int visible, bool last, float
   }
 }
 
+// First latent column of the thread's team.
+__device__ int team_column() { return threadIdx.x / kTeamThreads * kTeamPanels * 64; }
+
 // O_lat [heads, L] of a row with a single split, from the accumulators. Lanes 4 apart hold
 // neighbours in L: they exchange one column of a pair so that each stores two bf16 of one head.
 __device__ void write_output(const Accumulator& acc, __nv_bfloat16* to, int heads) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, odd = lane / 4 % 2;
+  const int warp = threadIdx.x / 32 % kWarps, lane = threadIdx.x % 32, odd = lane / 4 % 2;
   float inverse[4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) inverse[j] = 1.0f / acc.sum[j];
   const int first_head = 2 * (lane % 4) + odd;
-  to += first_head * kL + 16 * warp + (lane / 4 - odd);
+  to += first_head * kL + team_column() + 16 * warp + (lane / 4 - odd);
 #pragma unroll
-  for (int m = 0; m < kLatentPanels; ++m)
+  for (int m = 0; m < kTeamPanels; ++m)
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
       const int pair = i / 4;
@@ -292,15 +360,15 @@ __device__ void write_output(const Accumulator& acc, __nv_bfloat16* to, int head
 // The same unnormalised, [heads, L] fp32, and the max and sum of each head. 8 lanes store one
 // 32-byte sector.
 __device__ void write_partial(const Accumulator& acc, float* to, float2* state, int heads) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  to += 2 * (lane % 4) * kL + 16 * warp + lane / 4;
+  const int warp = threadIdx.x / 32 % kWarps, lane = threadIdx.x % 32;
+  to += 2 * (lane % 4) * kL + team_column() + 16 * warp + lane / 4;
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const int head = column_head(j, lane);
     if (head >= heads) continue;
-    if (warp == 0 && lane < 4) state[head] = float2{acc.max[j], acc.sum[j]};
+    if (threadIdx.x < 4) state[head] = float2{acc.max[j], acc.sum[j]};
 #pragma unroll
-    for (int m = 0; m < kLatentPanels; ++m)
+    for (int m = 0; m < kTeamPanels; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         to[(8 * (j / 2) + j % 2) * kL + 64 * m + 8 * half] =
@@ -308,27 +376,27 @@ __device__ void write_partial(const Accumulator& acc, float* to, float2* state, 
   }
 }
 
-// O_lat [N, L] of a row from its splits, in order, whoever does it. A warp takes every fourth head;
-// a lane four float4 of it, 128 floats apart. Reads pass by the L1 cache, which other blocks'
-// writes do not reach.
-__device__ void fold_splits(const float* partial, const float2* state, int splits, int N,
-                            float scale, __nv_bfloat16* to) {
+// O_lat [N, L] of a row from its partials, in order, whoever does it: `count` of them, `stride`
+// splits apart, splits with stride 1 and groups else. A warp takes every eighth head; a lane four
+// float4 of it, 128 floats apart. Reads pass by the L1 cache, which other blocks' writes do not
+// reach.
+__device__ void fold_partials(const float* partial, const float2* state, int count, int stride,
+                              int N, float scale, __nv_bfloat16* to) {
   constexpr int kParts = kL / 128;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int head = warp; head < N; head += kWarps) {
+  for (int head = warp; head < N; head += kTeams * kWarps) {
     const float* from = partial + int64_t{head} * kL + lane * 4;
-    // From here the first split leaves itself: factors 2^-inf = 0 and 2^0 = 1.
-    float max = kMinusInfinity, sum = 0.0f;
-    float o[kParts][4] = {};
+    float group_max = kMinusInfinity, group_sum = 0.0f, max = kMinusInfinity, sum = 0.0f;
+    float group[kParts][4] = {}, o[kParts][4] = {};
 #pragma unroll 1
-    for (int first = 0; first < splits; first += kFoldBatch) {
+    for (int first = 0; first < count; first += kFoldBatch) {
       float4 values[kFoldBatch][kParts];
       float2 of[kFoldBatch];
 #pragma unroll
       for (int i = 0; i < kFoldBatch; ++i) {
-        if (first + i >= splits) continue;
-        const int64_t at = int64_t{first + i} * N;
+        if (first + i >= count) continue;
+        const int64_t at = int64_t{first + i} * stride * N;
         of[i] = __ldcg(state + at + head);
 #pragma unroll
         for (int c = 0; c < kParts; ++c)
@@ -336,19 +404,28 @@ __device__ void fold_splits(const float* partial, const float2* state, int split
       }
 #pragma unroll
       for (int i = 0; i < kFoldBatch; ++i) {
-        if (first + i >= splits) continue;
-        const float new_max = fmaxf(max, of[i].x);
-        const float old_factor = exp2_fast((max - new_max) * scale);
-        const float new_factor = exp2_fast((of[i].x - new_max) * scale);
-        max = new_max;
-        sum = sum * old_factor + of[i].y * new_factor;
+        if (first + i >= count) continue;
+        const FoldStep step(group_max, group_sum, of[i].x, of[i].y, scale);
 #pragma unroll
         for (int c = 0; c < kParts; ++c) {
-          o[c][0] = fmaf(new_factor, values[i][c].x, o[c][0] * old_factor);
-          o[c][1] = fmaf(new_factor, values[i][c].y, o[c][1] * old_factor);
-          o[c][2] = fmaf(new_factor, values[i][c].z, o[c][2] * old_factor);
-          o[c][3] = fmaf(new_factor, values[i][c].w, o[c][3] * old_factor);
+          group[c][0] = step(group[c][0], values[i][c].x);
+          group[c][1] = step(group[c][1], values[i][c].y);
+          group[c][2] = step(group[c][2], values[i][c].z);
+          group[c][3] = step(group[c][3], values[i][c].w);
         }
+        const bool group_ends =
+            stride > 1 || first + i + 1 == count || (first + i + 1) % kDecodeGroup == 0;
+        if (!group_ends) continue;
+        const FoldStep join(max, sum, group_max, group_sum, scale);
+        group_max = kMinusInfinity;
+        group_sum = 0.0f;
+#pragma unroll
+        for (int c = 0; c < kParts; ++c)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            o[c][e] = join(o[c][e], group[c][e]);
+            group[c][e] = 0.0f;
+          }
       }
     }
     const float inverse = 1.0f / sum;
@@ -360,17 +437,68 @@ __device__ void fold_splits(const float* partial, const float2* state, int split
   }
 }
 
+// The sums of a split's threads become those of its keys.
+__device__ void sum_threads(Shared& s, Accumulator& acc) {
+  const int team = threadIdx.x / kTeamThreads, warp = threadIdx.x / 32 % kWarps;
+  const int lane = threadIdx.x % 32;
+  auto& sum = s.teams[team].sum;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const float warp_sum = reduce_lanes(acc.sum[j], [](float x, float y) { return x + y; });
+    if (lane < 4) sum[warp][column_head(j, lane)] = warp_sum;
+  }
+  named_barrier(kTeamBarrier + team, kTeamThreads);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int head = column_head(j, lane);
+    acc.sum[j] = sum[0][head];
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) acc.sum[j] += sum[w][head];
+  }
+}
+
+__device__ void fold(Accumulator& group, const Accumulator& split, float scale) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const FoldStep step(group.max[j], group.sum[j], split.max[j], split.sum[j], scale);
+#pragma unroll
+    for (int m = 0; m < kTeamPanels; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int i = 4 * (j / 2) + 2 * half + j % 2;
+        group.o[m][i] = step(group.o[m][i], split.o[m][i]);
+      }
+  }
+}
+
+// All tiles of an item, at least one; the row has `keys` keys from its first on.
+__device__ void attend_item(Shared& s, Ring& ring, int tiles, int keys, float scale,
+                            Accumulator& group) {
+  Accumulator acc;
+  group.clear();
+  acc.clear();
+#pragma unroll 1
+  for (int t = 0; t < tiles; ++t) {
+    const bool last = t + 1 == tiles;
+    attend_tile(s, ring, min(kTile, keys - t * kTile), last, scale, acc);
+    if (!last && (t + 1) % kSplitTiles != 0) continue;
+    sum_threads(s, acc);
+    fold(group, acc, scale);
+    acc.clear();
+  }
+}
+
 // By the computing warps.
-__device__ void attend(const Args& a, Shared& s, int count) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+__device__ void attend(const Args& a, Shared& s, const Items& items) {
+  const int lane = threadIdx.x % 32;
   const int first_head = blockIdx.y * kHeads, heads = min(kHeads, a.N - first_head);
   Ring ring;
   uint32_t q_parity = 0;
-  for (int item = blockIdx.x; item < count; item += gridDim.x) {
+  for (int item = blockIdx.x; item < items.count; item += gridDim.x) {
     barrier_wait(&s.q_full, q_parity);
     q_parity ^= 1;
     const Job job = s.job;
-    const int tiles = split_tiles(job.key_len, job.split);
+    const int tiles = items.tiles(job.key_len, job.split);
     __nv_bfloat16* out = a.o_lat + int64_t{job.row} * a.N * kL;
     if (tiles == 0) {  // padding, which has no keys: its output is 0
       __syncwarp();
@@ -381,40 +509,15 @@ __device__ void attend(const Args& a, Shared& s, int count) {
     }
 
     Accumulator acc;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      acc.max[j] = kMinusInfinity;
-      acc.sum[j] = 0.0f;
-    }
-#pragma unroll
-    for (int m = 0; m < kLatentPanels; ++m)
-#pragma unroll
-      for (int i = 0; i < 8; ++i) acc.o[m][i] = 0.0f;
-    const int keys = job.key_len - job.split * kDecodeSplit;
-#pragma unroll 1
-    for (int t = 0; t < tiles; ++t)
-      attend_tile(s, ring, min(kTile, keys - t * kTile), t + 1 == tiles, a.scale, acc);
+    attend_item(s, ring, tiles, job.key_len - job.split * kDecodeSplit, a.scale, acc);
 
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float warp_sum = reduce_lanes(acc.sum[j], [](float x, float y) { return x + y; });
-      if (lane < 4) s.sum[warp][column_head(j, lane)] = warp_sum;
-    }
-    named_barrier(kConsumerBarrier, kConsumers);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int head = column_head(j, lane);
-      acc.sum[j] = s.sum[0][head];
-#pragma unroll
-      for (int w = 1; w < kWarps; ++w) acc.sum[j] += s.sum[w][head];
-    }
-
-    const int splits = (job.key_len + kDecodeSplit - 1) / kDecodeSplit;  // decode_splits()
-    if (splits == 1) {
+    const int item_keys = kDecodeSplit * items.splits;
+    const int parts = (job.key_len + item_keys - 1) / item_keys;
+    if (parts == 1) {
       write_output(acc, out + first_head * kL, heads);
       continue;
     }
-    const int64_t at = int64_t{item} * a.N + first_head;
+    const int64_t at = int64_t{job.split_begin + job.split} * a.N + first_head;
     write_partial(acc, a.partial + at * kL, a.state + at, heads);
     named_barrier(kConsumerBarrier, kConsumers);
     if (threadIdx.x == 0) {
@@ -423,12 +526,12 @@ __device__ void attend(const Args& a, Shared& s, int count) {
       __threadfence();
       const int before = atomicAdd(&a.arrivals[job.row], 1);
       __threadfence();
-      s.is_last = before + 1 == splits * static_cast<int>(gridDim.y);
+      s.is_last = before + 1 == parts * static_cast<int>(gridDim.y);
     }
     named_barrier(kConsumerBarrier, kConsumers);
     if (!s.is_last) continue;
     const int64_t first = int64_t{job.split_begin} * a.N;
-    fold_splits(a.partial + first * kL, a.state + first, splits, a.N, a.scale, out);
+    fold_partials(a.partial + first * kL, a.state + first, parts, items.splits, a.N, a.scale, out);
     if (threadIdx.x == 0) a.arrivals[job.row] = 0;
   }
 }
@@ -436,24 +539,28 @@ __device__ void attend(const Args& a, Shared& s, int count) {
 __global__ void __launch_bounds__(kThreads, 1) mla_decode_kernel(const __grid_constant__ Args a) {
   extern __shared__ __align__(1024) unsigned char memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
-  const int count = *a.num_splits;
-  if (static_cast<int>(blockIdx.x) >= count) return;
+  const Items items(a);
+  if (static_cast<int>(blockIdx.x) >= items.count) return;
   if (threadIdx.x == 0) {
     for (int i = 0; i < kSlots; ++i) {
       barrier_init(&s.full[i], 1);
-      barrier_init(&s.empty[i], kWarps);
+      barrier_init(&s.empty[i], kTeams * kWarps);
     }
     barrier_init(&s.q_full, 1);
-    barrier_init(&s.q_empty, kWarps);
+    barrier_init(&s.q_empty, kTeams * kWarps);
     barrier_init_done();
   }
   __syncthreads();
   if (threadIdx.x < kConsumers) {
-    attend(a, s, count);
-  } else if (threadIdx.x == kConsumers) {
-    load_pages(a, s, count);
-  } else if (threadIdx.x == kConsumers + 32) {
-    load_queries(a, s, count);
+    registers_up<232>();
+    attend(a, s, items);
+  } else {
+    registers_down<40>();
+    if (threadIdx.x == kConsumers) {
+      load_pages(a, s, items);
+    } else if (threadIdx.x == kConsumers + 32) {
+      load_queries(a, s, items);
+    }
   }
 }
 
@@ -473,6 +580,7 @@ void mla_decode(const MlaDecodeParams& p, float* partial, int64_t max_splits, in
       p.page_table,
       p.rows,
       p.splits,
+      p.groups,
       p.num_splits,
       static_cast<__nv_bfloat16*>(p.o_lat),
       partial,

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/staging.h"
@@ -83,36 +84,48 @@ void UploadPool::drain() {
   std::rethrow_exception(error);
 }
 
+// A thread counts as busy from its first copy until its stream has been waited for.
 void UploadPool::work(int device) {
   cudaStream_t stream = nullptr;
   std::unique_ptr<Staging> staging;
+  bool copying = false;
   std::unique_lock lock(mutex_);
-  for (;;) {
-    changed_.wait(lock, [&] { return stop_ || !tasks_.empty(); });
-    if (tasks_.empty()) break;
-    const Task task = tasks_.front();
-    tasks_.pop_front();
-    ++busy_;
+  const auto unlocked = [&](auto&& work) {
     lock.unlock();
+    std::exception_ptr error;
     try {
-      if (!staging) {
-        MLA_CUDA_CHECK(cudaSetDevice(device));
-        MLA_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-        staging = std::make_unique<Staging>(stream, kStagingBytes);
-      }
-      copy(*staging, task.to, task.source);
-      // A thread that has more to do lets its copies run on.
-      lock.lock();
-      const bool last = tasks_.empty();
-      lock.unlock();
-      if (last) MLA_CUDA_CHECK(cudaStreamSynchronize(stream));
-      lock.lock();
+      work();
     } catch (...) {
-      lock.lock();
-      if (!error_) error_ = std::current_exception();
+      error = std::current_exception();
     }
-    --busy_;
-    if (tasks_.empty()) changed_.notify_all();
+    lock.lock();
+    if (error && !error_) error_ = error;
+  };
+  for (;;) {
+    if (!tasks_.empty()) {
+      const Task task = tasks_.front();
+      tasks_.pop_front();
+      busy_ += copying ? 0 : 1;
+      copying = true;
+      unlocked([&] {
+        if (!staging) {
+          MLA_CUDA_CHECK(cudaSetDevice(device));
+          MLA_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+          staging = std::make_unique<Staging>(stream, kStagingBytes);
+        }
+        copy(*staging, task.to, task.source);
+      });
+    } else if (copying) {
+      unlocked([&] {
+        if (stream) MLA_CUDA_CHECK(cudaStreamSynchronize(stream));
+      });
+      copying = false;
+      if (--busy_ == 0 && tasks_.empty()) changed_.notify_all();
+    } else if (stop_) {
+      break;
+    } else {
+      changed_.wait(lock);
+    }
   }
   lock.unlock();
   staging.reset();

@@ -11,6 +11,7 @@ inline constexpr int kPageTokens = 64;    // tokens of a KV page
 inline constexpr int kKeyTile = 128;      // keys of a prefill tile; spans are cut at its multiples
 inline constexpr int kQueryTile = 128;    // new tokens of a request that one prefill tile serves
 inline constexpr int kDecodeSplit = 256;  // keys of a decode split, at absolute multiples
+inline constexpr int kDecodeGroup = 8;    // splits that are folded before the next ones join
 
 // A cached row of token position p of a request lives in slot
 //   page_table[table_begin + p / kPageTokens] * kPageTokens + p % kPageTokens.
@@ -38,7 +39,9 @@ constexpr int32_t decode_splits(int32_t key_len) {
   return key_len <= kDecodeSplit ? 1 : (key_len + kDecodeSplit - 1) / kDecodeSplit;
 }
 
-// One unit of work of decode attention: keys [split·kDecodeSplit, (split+1)·kDecodeSplit) of a row.
+// Work of decode attention, as small or as large pieces: one split of a row, keys
+// [split·kDecodeSplit, (split+1)·kDecodeSplit), or the group of kDecodeGroup splits that begins
+// with `split`.
 struct DecodeSplit {
   int32_t row;  // decode row d
   int32_t split;

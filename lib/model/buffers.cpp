@@ -31,7 +31,8 @@ PlanBuffers PlanBuffers::carve(Arena& arena, const StepLimits& limits) {
   b.tiles = arena.take<WorkTile>(b.max_tiles);
   b.decode = arena.take<DecodeRow>(B);
   b.decode_splits = arena.take<DecodeSplit>(b.max_splits);
-  b.num_splits = arena.take<int32_t>(1);
+  b.decode_groups = arena.take<DecodeSplit>(b.max_splits);
+  b.num_splits = arena.take<int32_t>(2);
   b.sample_rows = arena.take<int32_t>(S);
   b.specs = arena.take<SampleSpec>(S);
   b.bans = arena.take<int32_t>(b.max_bans);

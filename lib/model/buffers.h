@@ -38,7 +38,8 @@ struct PlanBuffers {
   WorkTile* tiles;             // [max_tiles]
   DecodeRow* decode;           // [B]
   DecodeSplit* decode_splits;  // [max_splits]
-  int32_t* num_splits;         // [1]
+  DecodeSplit* decode_groups;  // [max_splits]
+  int32_t* num_splits;         // [2] splits, groups
   int32_t* sample_rows;        // [max_seqs]
   SampleSpec* specs;           // [max_seqs]
   int32_t* bans;               // [max_bans]

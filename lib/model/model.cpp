@@ -75,8 +75,10 @@ void Model::upload(const StepPlan& plan) {
   checked(plan_.tiles, plan.tiles, plan_.max_tiles, "tiles");
   checked(plan_.decode, plan.decode, limits_.max_rows, "decode rows");
   checked(plan_.decode_splits, plan.decode_splits, plan_.max_splits, "decode splits");
-  const auto num_splits = static_cast<int32_t>(plan.decode_splits.size());
-  backend_.upload(plan_.num_splits, &num_splits, sizeof num_splits);
+  checked(plan_.decode_groups, plan.decode_groups, plan_.max_splits, "decode groups");
+  const int32_t num_splits[2] = {static_cast<int32_t>(plan.decode_splits.size()),
+                                 static_cast<int32_t>(plan.decode_groups.size())};
+  backend_.upload(plan_.num_splits, num_splits, sizeof num_splits);
 }
 
 void Model::forward(const StepPlan& plan) {
@@ -164,6 +166,7 @@ void Model::attention(const StepPlan& plan, const LayerWeights& w, int32_t layer
                          .rows = plan_.decode,
                          .D = static_cast<int32_t>(plan.decode.size()),
                          .splits = plan_.decode_splits,
+                         .groups = plan_.decode_groups,
                          .num_splits = plan_.num_splits,
                          .kv_b = w.kv_b,
                          .q_lat = a_.q_lat,

@@ -58,10 +58,7 @@ class RowWriter {
 
   void generated(const Sequence& s, int32_t begin, int32_t end, int32_t table_begin) {
     for (int32_t p = begin; p < end; ++p) {
-      const auto d = static_cast<int32_t>(plan_.decode.size());
-      plan_.decode.push_back(
-          {p + 1, table_begin, static_cast<int32_t>(plan_.decode_splits.size())});
-      for (int32_t i = 0; i < decode_splits(p + 1); ++i) plan_.decode_splits.push_back({d, i});
+      add_decode_row(plan_, p + 1, table_begin);
       row(s, p);
     }
   }

@@ -97,11 +97,18 @@ void cut_passes(StepPlan& plan, int32_t workspace_rows) {
   cutter.close();
 }
 
+void add_decode_row(StepPlan& plan, int32_t key_len, int32_t table_begin) {
+  const auto d = static_cast<int32_t>(plan.decode.size());
+  plan.decode.push_back({key_len, table_begin, static_cast<int32_t>(plan.decode_splits.size())});
+  for (int32_t i = 0; i < decode_splits(key_len); ++i) {
+    plan.decode_splits.push_back({d, i});
+    if (i % kDecodeGroup == 0) plan.decode_groups.push_back({d, i});
+  }
+}
+
 void pad_decode_rows(StepPlan& plan, int32_t rows) {
   while (plan.rows() < rows) {
-    const auto d = static_cast<int32_t>(plan.decode.size());
-    plan.decode.push_back({0, 0, static_cast<int32_t>(plan.decode_splits.size())});
-    plan.decode_splits.push_back({d, 0});
+    add_decode_row(plan, 0, 0);
     plan.token_ids.push_back(0);
     plan.positions.push_back(-1);
     plan.slots.push_back(-1);

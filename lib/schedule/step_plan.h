@@ -33,6 +33,7 @@ struct StepPlan {
   std::vector<WorkTile> tiles;             // of all passes
   std::vector<DecodeRow> decode;           // [T - prefill_rows]
   std::vector<DecodeSplit> decode_splits;  // of all decode rows, in order
+  std::vector<DecodeSplit> decode_groups;  // the same work by groups
   std::vector<SampleRow> samples;          // [S], at most one a sequence
 
   int32_t rows() const { return static_cast<int32_t>(token_ids.size()); }
@@ -49,5 +50,8 @@ void cut_passes(StepPlan& plan, int32_t workspace_rows);
 // Adds decode rows up to `rows` that compute nothing of use: at position -1, without keys, writing
 // no cache.
 void pad_decode_rows(StepPlan& plan, int32_t rows);
+
+// Appends a decode row of `key_len` keys, with its splits and groups.
+void add_decode_row(StepPlan& plan, int32_t key_len, int32_t table_begin);
 
 }  // namespace mla

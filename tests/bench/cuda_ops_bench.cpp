@@ -275,10 +275,13 @@ void decode(int32_t B, int32_t context) {
   std::mt19937 random(1);
   std::shuffle(table.begin(), table.end(), random);
   std::vector<DecodeRow> rows;
-  std::vector<DecodeSplit> splits;
+  std::vector<DecodeSplit> splits, groups;
   for (int32_t d = 0; d < B; ++d) {
     rows.push_back({context, d * pages, static_cast<int32_t>(splits.size())});
-    for (int32_t s = 0; s < decode_splits(context); ++s) splits.push_back({d, s});
+    for (int32_t s = 0; s < decode_splits(context); ++s) {
+      splits.push_back({d, s});
+      if (s % kDecodeGroup == 0) groups.push_back({d, s});
+    }
   }
   const auto count = static_cast<int64_t>(splits.size());
   // Rotate among caches that together exceed the L2.
@@ -293,7 +296,9 @@ void decode(int32_t B, int32_t context) {
   p.rows = b.copy(rows);
   p.D = B;
   p.splits = b.copy(splits);
-  p.num_splits = b.copy(std::vector<int32_t>{static_cast<int32_t>(count)});
+  p.groups = b.copy(groups);
+  p.num_splits = b.copy(
+      std::vector<int32_t>{static_cast<int32_t>(count), static_cast<int32_t>(groups.size())});
   p.q_lat = b.normal(B * N * cuda::kL, 0.3f);
   p.o_lat = b.take<uint16_t>(B * N * cuda::kL);
   p.N = N;

@@ -284,12 +284,15 @@ inline std::vector<Tokens> tokens_of(const BackendCase& c, const Dims& d,
 // Decode rows of `key_lens` as a step has them, with their splits.
 struct DecodeWork {
   std::vector<DecodeRow> rows;
-  std::vector<DecodeSplit> splits;
+  std::vector<DecodeSplit> splits, groups;
 
   void add(int32_t key_len, int32_t table_begin) {
     const auto d = static_cast<int32_t>(rows.size());
     rows.push_back({key_len, table_begin, static_cast<int32_t>(splits.size())});
-    for (int32_t i = 0; i < decode_splits(key_len); ++i) splits.push_back({d, i});
+    for (int32_t i = 0; i < decode_splits(key_len); ++i) {
+      splits.push_back({d, i});
+      if (i % kDecodeGroup == 0) groups.push_back({d, i});
+    }
   }
 };
 
@@ -314,7 +317,8 @@ inline Floats run_decode(const BackendCase& c, Device& dev, const Dims& d,
       std::copy_n(used[i].q.begin() + (keys[i] - 1) * width, width,
                   q.begin() + static_cast<int64_t>(i + 1) * stride);
   }
-  const auto num_splits = static_cast<int32_t>(work.splits.size());
+  const std::vector<int32_t> num_splits = {static_cast<int32_t>(work.splits.size()),
+                                           static_cast<int32_t>(work.groups.size())};
   const auto behind_prompt = [&](void* base, int64_t elements) {
     return static_cast<std::byte*>(base) + elements * static_cast<int64_t>(size_of(c.dtype));
   };
@@ -326,7 +330,8 @@ inline Floats run_decode(const BackendCase& c, Device& dev, const Dims& d,
                    .rows = dev.plain(work.rows),
                    .D = static_cast<int32_t>(rows),
                    .splits = dev.plain(work.splits),
-                   .num_splits = dev.plain(std::vector<int32_t>{num_splits}),
+                   .groups = dev.plain(work.groups),
+                   .num_splits = dev.plain(num_splits),
                    .kv_b = dev.matrix(MatrixKind::kv_b, 1, d.kv(), d.L,
                                       kv_b_values ? *kv_b_values : make_kv_b(c, d), d.N, d.P),
                    .q_lat = dev.poisoned(D * d.N * d.L),

@@ -235,6 +235,14 @@ TEST_CASE("The splits of decode rows cover their keys once and in order") {
     }
   }
   CHECK(next == plan.decode_splits.size());
+  size_t group = 0;
+  for (const mla::DecodeSplit& split : plan.decode_splits) {
+    if (split.split % mla::kDecodeGroup != 0) continue;
+    REQUIRE(group < plan.decode_groups.size());
+    CHECK(plan.decode_groups[group].row == split.row);
+    CHECK(plan.decode_groups[group++].split == split.split);
+  }
+  CHECK(group == plan.decode_groups.size());
 }
 
 TEST_CASE("Requests that can never fit are errors with their numbers") {
