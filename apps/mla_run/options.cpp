@@ -13,7 +13,7 @@
 namespace mla {
 namespace {
 
-constexpr int32_t kCpuMaxSeqs = 64, kCudaMaxSeqs = 256;
+constexpr int32_t kCpuMaxSeqs = 64, kCudaMaxSeqs = 1024;
 
 }  // namespace
 
@@ -30,7 +30,7 @@ void EngineFlags::add_to(CLI::App& app) {
       "Token budget of a step; default on: 8192, off: max(max_model_len, 16384). With both "
       "it is that of on");
   app.add_option("--max-num-seqs", max_seqs,
-                 "Sequences that run at once; default cpu: 64, cuda: 256");
+                 "Sequences that run at once; default cpu: 64, cuda: 1024");
   app.add_option(
       "--max-model-len", max_model_len,
       "Prompt and generated tokens of a request; default: the model's, lowered to what the KV "

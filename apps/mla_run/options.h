@@ -29,7 +29,7 @@ struct EngineFlags {
   std::optional<int32_t> max_batched_tokens, max_model_len, workspace_tokens;
   std::optional<int32_t> max_seqs;
   std::string kv_cache_bytes;  // "": the device's default
-  double gpu_memory_utilization = 0.9;
+  double gpu_memory_utilization = 0.92;
   std::string device = "auto";
   std::string dtype = "auto";
   std::string load_format = "auto";

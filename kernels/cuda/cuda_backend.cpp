@@ -53,8 +53,9 @@ constexpr size_t kSmall = size_t{256} << 10;  // allocations below this share sl
 constexpr size_t kStagingBytes = size_t{32} << 20;
 constexpr int kLoaderThreads = 16;  // at most
 
-void expect_multiple_of_16(const char* what, int64_t value) {
-  if (value % 16 != 0) fail("--device cuda: {}: expected a multiple of 16, found {}", what, value);
+void expect_multiple(int64_t unit, const char* what, int64_t value) {
+  if (value % unit != 0)
+    fail("--device cuda: {}: expected a multiple of {}, found {}", what, unit, value);
 }
 
 void expect_size(const char* what, int64_t expected, int64_t found) {
@@ -78,12 +79,12 @@ void CudaCounter::check(const ModelShape& s) const {
   expect_size("qk_rope_head_dim", kR, s.R);
   expect_size("v_head_dim", kV, s.V);
   expect_size("kv_lora_rank", kL, s.L);
-  expect_multiple_of_16("hidden_size", s.H);
-  expect_multiple_of_16("vocab_size", s.vocab);
-  expect_multiple_of_16("intermediate_size", s.dense_width);
-  expect_multiple_of_16("moe_intermediate_size", s.I);
-  expect_multiple_of_16("q_lora_rank", s.q_rank);
-  expect_multiple_of_16("n_routed_experts", s.E);
+  expect_multiple(16, "hidden_size", s.H);
+  expect_multiple(16, "vocab_size", s.vocab);
+  expect_multiple(16, "intermediate_size", s.dense_width);
+  expect_multiple(16, "moe_intermediate_size", s.I);
+  expect_multiple(16, "q_lora_rank", s.q_rank);
+  expect_multiple(8, "n_routed_experts", s.E);
   if (s.E > 160 || s.K > 16)
     fail("--device cuda: expected at most 160 routed experts and 16 a token, found {} and {}", s.E,
          s.K);

@@ -41,8 +41,11 @@ __global__ void normal_kernel(__nv_bfloat16* to, int64_t count, uint64_t seed, f
 }  // namespace
 
 size_t matrix_bytes(MatrixKind kind, int64_t experts, int64_t rows, int64_t cols) {
-  if (rows % 16 != 0 || cols % 16 != 0)
-    fail("weights on the GPU: expected sizes that are multiples of 16, found [{}, {}]", rows, cols);
+  // Rows of a router are its experts; 8 of them fill the vectors of an output.
+  const int64_t unit = kind == MatrixKind::linear ? 8 : 16;
+  if (rows % unit != 0 || cols % 16 != 0)
+    fail("weights on the GPU: expected [multiple of {}, multiple of 16], found [{}, {}]", unit,
+         rows, cols);
   int64_t elements = experts * rows * cols;
   if (kind == MatrixKind::kv_b) elements += rows / kKV * kL * kP;
   return static_cast<size_t>(elements) * sizeof(uint16_t);

@@ -23,7 +23,7 @@ struct EngineOptions {
   int32_t max_seqs = 64;
   std::optional<uint64_t> kv_cache_bytes;  // CPU: kDefaultCpuCache; GPU: all that is left
   uint64_t device_bytes = 0;               // of the GPU; 0: a CPU
-  double gpu_memory_utilization = 0.9;     // the share of device_bytes that may be used
+  double gpu_memory_utilization = 0.92;    // the share of device_bytes that may be used
   bool graphs = false;
   DType dtype = DType::bf16;
 };
