@@ -6,6 +6,7 @@
 // to job: W of the next job streams while the outputs of this one are written.
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/gemm_jobs.cuh"
+#include "kernels/cuda/launch_kernel.cuh"
 #include "kernels/cuda/math.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/wgmma.cuh"
@@ -100,33 +101,56 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
     barrier_init_done();
   }
+  start_dependents();
+  // W does not wait for the kernels before this one. A product whose jobs do not depend on them
+  // fills the ring with W already.
+  const bool early = g.rows.mode == GemmRows::Mode::uniform;
+  if (!early) wait_for_inputs();
   const typename S::Jobs jobs(g, storage);
   __syncthreads();
   const int count = jobs.count(), steps = (g.k + S::kPanels * 64 - 1) / (S::kPanels * 64);
   Ring ring;
 
   if (threadIdx.x >= 128) {
-    if (threadIdx.x != 128) return;
+    if (threadIdx.x != 128) {
+      if (early) wait_for_inputs();
+      return;
+    }
+    const auto load_w = [&](const Job& j, int stage, int step) {
+      barrier_expect(&barriers.full[stage], S::kStage);
+#pragma unroll
+      for (int p = 0; p < S::kPanels; ++p)
+        tma_load(shared + stage * S::kStage + p * S::kPanelW, maps.w, &barriers.full[stage],
+                 (step * S::kPanels + p) * 64, j.w_row, j.matrix);
+    };
+    int ahead = 0;  // stages that have their W
+    if (early) {
+      for (int job = blockIdx.x; job < count && ahead < S::kStages; job += gridDim.x)
+        for (int step = 0; step < steps && ahead < S::kStages; ++step)
+          load_w(jobs[job], ahead++, step);
+      wait_for_inputs();
+    }
     for (int job = blockIdx.x; job < count; job += gridDim.x) {
       const Job j = jobs[job];
       const CUtensorMap& a = j.shared_map ? maps.a_shared : maps.a;
       for (int step = 0; step < steps; ++step) {
-        uint64_t* full = &barriers.full[ring.stage];
-        char* to = shared + ring.stage * S::kStage;
-        barrier_wait(&barriers.empty[ring.stage], ring.parity ^ 1);
-        barrier_expect(full, S::kStage);
-#pragma unroll
-        for (int p = 0; p < S::kPanels; ++p) {
-          const int k = (step * S::kPanels + p) * 64;
-          tma_load(to + p * S::kPanelW, maps.w, full, k, j.w_row, j.matrix);
-          tma_load(to + S::kPanels * S::kPanelW + p * S::kPanelA, a, full, j.a_column + k, j.a_row,
-                   0);
+        if (ahead > 0) {
+          --ahead;
+        } else {
+          barrier_wait(&barriers.empty[ring.stage], ring.parity ^ 1);
+          load_w(j, ring.stage, step);
         }
+        char* to = shared + ring.stage * S::kStage + S::kPanels * S::kPanelW;
+#pragma unroll
+        for (int p = 0; p < S::kPanels; ++p)
+          tma_load(to + p * S::kPanelA, a, &barriers.full[ring.stage],
+                   j.a_column + (step * S::kPanels + p) * 64, j.a_row, 0);
         ring.next(S::kStages);
       }
     }
     return;
   }
+  if (early) wait_for_inputs();
 
   float d[Tokens / 2];
   for (int job = blockIdx.x; job < count; job += gridDim.x) {
@@ -163,9 +187,8 @@ void launch(const Gemm& g, Launch to) {
   static const cudaError_t allowed = cudaFuncSetAttribute(
       gemm_stream_kernel<Tokens, E>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared);
   check(allowed, "shared memory of gemm_stream");
-  gemm_stream_kernel<Tokens, E>
-      <<<2 * to.sms, kThreads, S::kShared, to.stream>>>(gemm_args(g), gemm_maps(g, Tokens, kTileW));
-  check_launch("gemm_stream");
+  launch_kernel("gemm_stream", gemm_stream_kernel<Tokens, E>, 2 * to.sms, kThreads, S::kShared,
+                to.stream, gemm_args(g), gemm_maps(g, Tokens, kTileW));
 }
 
 template <int Tokens>

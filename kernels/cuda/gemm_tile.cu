@@ -2,9 +2,11 @@
 //
 // A persistent block of one producer warp and two consumer warpgroups. The producer fills a ring of
 // stages of 64 columns by TMA; each warpgroup multiplies 64 rows of A by the 256 of W (wgmma
-// m64n256k16) and writes its outputs through shared memory in whole lines.
+// m64n256k16). Outputs are exchanged within quads of lanes, so that a lane stores 16 bytes and a
+// quad 64 that are neighbours; nothing waits for these stores.
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/gemm_jobs.cuh"
+#include "kernels/cuda/launch_kernel.cuh"
 #include "kernels/cuda/math.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/wgmma.cuh"
@@ -14,8 +16,6 @@ namespace {
 
 constexpr int kTileA = 128, kTileW = 256, kStages = 4;
 constexpr int kBytesA = kTileA * 128, kBytesW = kTileW * 128;  // of a stage
-constexpr int kPitch = 256 + 16;  // bytes of a staged row: 16 more than a line, against conflicts
-constexpr int kStagingBytes = 8 * 16 * kPitch;  // 16 rows a consumer warp
 constexpr int kThreads = 384;
 
 using Jobs = JobList<kTileA, kTileW>;
@@ -24,78 +24,93 @@ struct Barriers {
   uint64_t full[kStages], empty[kStages];
 };
 
-constexpr int kSharedBytes = kStages * (kBytesA + kBytesW) + kStagingBytes +
-                             static_cast<int>(sizeof(Barriers) + sizeof(Jobs::Storage));
+constexpr int kSharedBytes =
+    kStages * (kBytesA + kBytesW) + static_cast<int>(sizeof(Barriers) + sizeof(Jobs::Storage));
 static_assert(kSharedBytes <= 232448, "the most that a block can have");
 
-// Writes 16 staged rows of `bytes` (up to 256) each: a half warp a row, 16 bytes a lane.
-__device__ void write_staged(const char* staged, const Job& job, int first_row, char* out,
-                             int64_t row_bytes, int bytes) {
-  const int lane = threadIdx.x % 32, column = lane % 16 * 16;
+// Where a thread's two rows go: lane/4 and 8 more of the warp's 16. Null: nowhere.
+struct OutputRows {
+  char* row[2];
+
+  __device__ OutputRows(const GemmArgs& g, const Job& job, int first_row, int element) {
 #pragma unroll
-  for (int r = 0; r < 16; r += 2) {
-    const int row = r + lane / 16, i = first_row + row;
-    if (i >= job.rows || column >= bytes) continue;
-    *reinterpret_cast<uint4*>(out + output_row(job, i) * row_bytes + column) =
-        *reinterpret_cast<const uint4*>(staged + row * kPitch + column);
+    for (int half = 0; half < 2; ++half) {
+      const int i = first_row + threadIdx.x % 32 / 4 + 8 * half;
+      row[half] = i < job.rows
+                      ? static_cast<char*>(g.out) +
+                            (output_row(job, i) * g.out_stride + job.matrix * g.out_step) * element
+                      : nullptr;
+    }
   }
+};
+
+// The thread's part of four blocks of 8 bf16 columns, from column `first` on, of one row: packed[i]
+// is its pair of block i. Afterwards it has the whole of block lane%4.
+__device__ void store_blocks(char* row, int first, int columns, uint32_t (&packed)[4]) {
+  const int lane = threadIdx.x % 32, column = first + lane % 4 * 8;
+  transpose_quad(packed, lane);
+  if (row && column < columns)
+    *reinterpret_cast<uint4*>(row + column * 2) =
+        make_uint4(packed[0], packed[1], packed[2], packed[3]);
 }
 
-// The 16 rows of this warp, 256 columns of W, in pieces of 256 bytes of output.
+// Two blocks of 8 fp32 columns: lanes 0 and 2 of a quad get the first, 1 and 3 the second, 4
+// columns each.
+__device__ void store_blocks(char* row, int first, int columns, float2 a, float2 b) {
+  const int lane = threadIdx.x % 32;
+  const bool odd = lane % 2;
+  const float2 sent = odd ? a : b, kept = odd ? b : a;
+  const float2 got = make_float2(__shfl_xor_sync(~0u, sent.x, 1), __shfl_xor_sync(~0u, sent.y, 1));
+  const int column = first + 8 * (lane % 2) + 4 * (lane % 4 / 2);
+  if (row && column < columns)
+    *reinterpret_cast<float4*>(row + column * 4) =
+        odd ? make_float4(got.x, got.y, kept.x, kept.y) : make_float4(kept.x, kept.y, got.x, got.y);
+}
+
+// The 16 rows of this warp, 256 columns of W.
 template <Epilogue E>
-__device__ void write_tile(const GemmArgs& g, const Job& job, const float (&d)[128], int first_row,
-                           char* staged) {
-  constexpr int kElement = E == Epilogue::f32 ? 4 : 2;
-  constexpr int kColumns = 256 / kElement;  // of a piece
-  constexpr int kPieces = (E == Epilogue::silu ? 128 : 256) / kColumns;
-  const int lane = threadIdx.x % 32, row = lane / 4, pair = lane % 4 * 2;
-  const int columns = E == Epilogue::silu ? g.n / 2 : g.n;
-  const int first = E == Epilogue::silu ? job.w_row / 2 : job.w_row;
-  char* out = static_cast<char*>(g.out) + (job.matrix * g.out_step + first) * kElement;
+__device__ void write_tile(const GemmArgs& g, const Job& job, const float (&d)[128],
+                           const OutputRows& out) {
 #pragma unroll
-  for (int piece = 0; piece < kPieces; ++piece) {
-    char* to = staged + row * kPitch + pair * kElement;
-    if constexpr (E == Epilogue::silu) {
+  for (int half = 0; half < 2; ++half) {
+    const float* x = d + 2 * half;  // block j is x[4j], x[4j + 1]
+    if constexpr (E == Epilogue::f32) {
 #pragma unroll
-      for (int j = 0; j < 16; ++j)
+      for (int j = 0; j < 32; j += 2)
+        store_blocks(out.row[half], job.w_row + 8 * j, g.n, make_float2(x[4 * j], x[4 * j + 1]),
+                     make_float2(x[4 * j + 4], x[4 * j + 5]));
+    } else if constexpr (E == Epilogue::bf16) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float* gate = d + 8 * j + 2 * half;
-          const float* up = gate + 4;
-          *reinterpret_cast<uint32_t*>(to + half * 8 * kPitch + j * 16) =
-              pack_bf16(__fmul_rn(silu(gate[0]), up[0]), __fmul_rn(silu(gate[1]), up[1]));
-        }
+      for (int j = 0; j < 32; j += 4) {
+        uint32_t packed[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) packed[i] = pack_bf16(x[4 * (j + i)], x[4 * (j + i) + 1]);
+        store_blocks(out.row[half], job.w_row + 8 * j, g.n, packed);
+      }
     } else {
 #pragma unroll
-      for (int j = 0; j < kColumns / 8; ++j)
+      for (int j = 0; j < 16; j += 4) {  // blocks of the output: gate and up of it are neighbours
+        uint32_t packed[4];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float* x = d + 4 * (piece * kColumns / 8 + j) + 2 * half;
-          char* at = to + half * 8 * kPitch + j * 8 * kElement;
-          if constexpr (E == Epilogue::f32) {
-            *reinterpret_cast<float2*>(at) = make_float2(x[0], x[1]);
-          } else {
-            *reinterpret_cast<uint32_t*>(at) = pack_bf16(x[0], x[1]);
-          }
+        for (int i = 0; i < 4; ++i) {
+          const float* gate = x + 8 * (j + i);
+          const float* up = gate + 4;
+          packed[i] = pack_bf16(__fmul_rn(silu(gate[0]), up[0]), __fmul_rn(silu(gate[1]), up[1]));
         }
+        store_blocks(out.row[half], job.w_row / 2 + 8 * j, g.n / 2, packed);
+      }
     }
-    __syncwarp();
-    const int left = columns - first - piece * kColumns;
-    if (left > 0)
-      write_staged(staged, job, first_row, out + piece * 256, g.out_stride * kElement,
-                   min(left, kColumns) * kElement);
-    __syncwarp();
   }
 }
 
 template <Epilogue E>
 __global__ void __launch_bounds__(kThreads, 1)
     gemm_tile_kernel(const __grid_constant__ GemmArgs g, const __grid_constant__ GemmMaps maps) {
+  begin_kernel();
   extern __shared__ __align__(1024) char shared[];
   char* stages_a = shared;
   char* stages_w = shared + kStages * kBytesA;
-  char* staging = stages_w + kStages * kBytesW;
-  Barriers& barriers = *reinterpret_cast<Barriers*>(staging + kStagingBytes);
+  Barriers& barriers = *reinterpret_cast<Barriers*>(stages_w + kStages * kBytesW);
   Jobs::Storage& storage = *reinterpret_cast<Jobs::Storage*>(&barriers + 1);
 
   if (threadIdx.x == 0) {
@@ -136,6 +151,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   float d[128];
   for (int job = blockIdx.x; job < count; job += gridDim.x) {
     const Job j = jobs[job];
+    const OutputRows out(g, j, warp * 16, E == Epilogue::f32 ? 4 : 2);
     int previous = 0;
     for (int step = 0; step < steps; ++step) {
       barrier_wait(&barriers.full[ring.stage], ring.parity);
@@ -154,7 +170,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     wgmma_wait<0>();
     pin(d);
     if (leader) barrier_arrive(&barriers.empty[previous]);
-    write_tile<E>(g, j, d, warp * 16, staging + warp * 16 * kPitch);
+    write_tile<E>(g, j, d, out);
   }
 }
 
@@ -163,9 +179,8 @@ void launch(const Gemm& g, Launch launch) {
   static const cudaError_t allowed = cudaFuncSetAttribute(
       gemm_tile_kernel<E>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   check(allowed, "shared memory of gemm_tile");
-  gemm_tile_kernel<E><<<launch.sms, kThreads, kSharedBytes, launch.stream>>>(
-      gemm_args(g), gemm_maps(g, kTileA / 2, kTileW));
-  check_launch("gemm_tile");
+  launch_kernel("gemm_tile", gemm_tile_kernel<E>, launch.sms, kThreads, kSharedBytes, launch.stream,
+                gemm_args(g), gemm_maps(g, kTileA / 2, kTileW));
 }
 
 }  // namespace

@@ -31,4 +31,21 @@ __device__ inline float high_float(uint32_t packed) {
   return __uint_as_float(packed & 0xFFFF0000u);
 }
 
+// A 4 × 4 transpose over the lanes of a quad: lane i gets x[i] of lanes 0 to 3.
+__device__ __forceinline__ void transpose_quad(uint32_t (&x)[4], int lane) {
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & bit) continue;
+      const bool upper = lane & bit;
+      const uint32_t got = __shfl_xor_sync(0xFFFFFFFF, upper ? x[i] : x[i + bit], bit);
+      if (upper) {
+        x[i] = got;
+      } else {
+        x[i + bit] = got;
+      }
+    }
+}
+
 }  // namespace mla::cuda

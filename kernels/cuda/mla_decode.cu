@@ -23,6 +23,7 @@
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/launch_kernel.cuh"
 #include "kernels/cuda/math.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/tensor_map.h"
@@ -122,6 +123,7 @@ __device__ unsigned char* panel(Shared& s, int stage, int index) {
 __device__ void load_pages(const Args& a, Shared& s, const Items& items) {
   tma_prefetch(a.cache);
   Ring ring;
+  bool waited = false;
   for (int item = blockIdx.x; item < items.count; item += gridDim.x) {
     const DecodeSplit work = items.list[item];
     const DecodeRow row = a.rows[work.row];
@@ -129,6 +131,8 @@ __device__ void load_pages(const Args& a, Shared& s, const Items& items) {
     const int32_t* table =
         a.page_table + (int64_t{row.table_begin} + int64_t{work.split} * kSplitTiles);
     int32_t page = tiles > 0 ? table[0] : 0;
+    if (!waited) wait_for_inputs();  // behind the loads that need no waiting
+    waited = true;
 #pragma unroll 1
     for (int t = 0; t < tiles; ++t) {
       const int first_slot = page * kTile;  // row of the cache
@@ -156,6 +160,7 @@ __device__ void load_queries(const Args& a, Shared& s, const Items& items) {
   for (int item = blockIdx.x; item < items.count; item += gridDim.x) {
     const DecodeSplit work = items.list[item];
     const DecodeRow row = a.rows[work.row];
+    if (item == static_cast<int>(blockIdx.x)) wait_for_inputs();
     barrier_wait(&s.q_empty, parity ^ 1);
     s.job = {work.row, work.split, row.key_len, row.split_begin};
     barrier_expect(&s.q_full, sizeof(s.q));
@@ -539,8 +544,10 @@ __device__ void attend(const Args& a, Shared& s, const Items& items) {
 __global__ void __launch_bounds__(kThreads, 1) mla_decode_kernel(const __grid_constant__ Args a) {
   extern __shared__ __align__(1024) unsigned char memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
+  start_dependents();
+  // The plan of the step was there before its first kernel.
   const Items items(a);
-  if (static_cast<int>(blockIdx.x) >= items.count) return;
+  if (static_cast<int>(blockIdx.x) >= items.count) return wait_for_inputs();
   if (threadIdx.x == 0) {
     for (int i = 0; i < kSlots; ++i) {
       barrier_init(&s.full[i], 1);
@@ -553,6 +560,7 @@ __global__ void __launch_bounds__(kThreads, 1) mla_decode_kernel(const __grid_co
   __syncthreads();
   if (threadIdx.x < kConsumers) {
     registers_up<232>();
+    wait_for_inputs();
     attend(a, s, items);
   } else {
     registers_down<40>();
@@ -560,6 +568,8 @@ __global__ void __launch_bounds__(kThreads, 1) mla_decode_kernel(const __grid_co
       load_pages(a, s, items);
     } else if (threadIdx.x == kConsumers + 32) {
       load_queries(a, s, items);
+    } else {
+      wait_for_inputs();
     }
   }
 }
@@ -594,8 +604,8 @@ void mla_decode(const MlaDecodeParams& p, float* partial, int64_t max_splits, in
       groups);
   MLA_CUDA_CHECK(cudaFuncSetAttribute(mla_decode_kernel,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
-  mla_decode_kernel<<<grid, kThreads, sizeof(Shared), launch.stream>>>(args);
-  check_launch("mla_decode");
+  launch_kernel("mla_decode", mla_decode_kernel, grid, kThreads, sizeof(Shared), launch.stream,
+                args);
 }
 
 }  // namespace mla::cuda

@@ -14,6 +14,7 @@
 // (before `scale`), in state_max too. A tile of which a row sees nothing has f = 1 and p = 0.
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/launch_kernel.cuh"
 #include "kernels/cuda/math.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/tensor_map.h"
@@ -261,23 +262,6 @@ __device__ __forceinline__ void take_turn(int group) {
   named_barrier(kTurnBarrier + group, kConsumers);
 }
 
-// A 4 × 4 transpose over the lanes of a quad: lane i gets x[i] of lanes 0 to 3.
-__device__ __forceinline__ void transpose_quad(uint32_t (&x)[4], int lane) {
-#pragma unroll
-  for (int bit = 1; bit <= 2; bit *= 2)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i & bit) continue;
-      const bool upper = lane & bit;
-      const uint32_t got = __shfl_xor_sync(0xFFFFFFFF, upper ? x[i] : x[i + bit], bit);
-      if (upper) {
-        x[i] = got;
-      } else {
-        x[i + bit] = got;
-      }
-    }
-}
-
 // One consumer warpgroup. A thread has rows 16·warp + lane/4 + {0, 8} of the warpgroup's 64, and of
 // each 8 columns the two at 2·(lane%4).
 __device__ __forceinline__ void consume(const MlaPrefillParams& p, const Work& work, int head,
@@ -412,6 +396,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     mla_prefill_kernel(const __grid_constant__ MlaPrefillParams p,
                        const __grid_constant__ CUtensorMap workspace,
                        const __grid_constant__ CUtensorMap cache) {
+  begin_kernel();
   extern __shared__ __align__(1024) char dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
   const int head = blockIdx.y;
@@ -458,8 +443,8 @@ void mla_prefill(const MlaPrefillParams& p, Launch launch) {
   MLA_CUDA_CHECK(cudaFuncSetAttribute(mla_prefill_kernel,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
   const dim3 grid(p.num_tiles, p.N);
-  mla_prefill_kernel<<<grid, kThreads, sizeof(Shared), launch.stream>>>(p, workspace, cache);
-  check_launch("mla_prefill");
+  launch_kernel("mla_prefill", mla_prefill_kernel, grid, kThreads, sizeof(Shared), launch.stream, p,
+                workspace, cache);
 }
 
 }  // namespace mla::cuda

@@ -5,7 +5,9 @@
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/launch_kernel.cuh"
 #include "kernels/cuda/math.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 namespace mla::cuda {
 namespace {
@@ -52,6 +54,7 @@ int threads_for(int64_t vectors, int most) {
 // One block a row.
 __global__ void embed_kernel(const int32_t* ids, const int32_t* sampled, const uint4* table,
                              uint4* out, int vectors) {
+  begin_kernel();
   const int64_t t = blockIdx.x;
   int64_t id = ids[t];
   if (id < 0) id = sampled[-1 - id];
@@ -78,6 +81,7 @@ constexpr int kMaxPerThread = 8;  // vectors of a row that a thread keeps in reg
 // thread, then over the lanes of a warp, then over warps in order; blockDim follows from dim.
 template <int PerThread>
 __global__ void __launch_bounds__(kNormThreads) norm_kernel(NormArgs a) {
+  begin_kernel();
   __shared__ float warp_sums[kNormThreads / 32];
   const int64_t t = blockIdx.x, row = a.rows ? a.rows[t] : t;
   const int vectors = a.dim / kVector;
@@ -130,8 +134,7 @@ void launch_norm(const NormArgs& args, int64_t rows, cudaStream_t stream) {
                       : per_thread == 2 ? norm_kernel<2>
                       : per_thread <= 4 ? norm_kernel<4>
                                         : norm_kernel<8>;
-  kernel<<<static_cast<unsigned>(rows), threads, 0, stream>>>(args);
-  check_launch("norm");
+  launch_kernel("norm", kernel, static_cast<unsigned>(rows), threads, 0, stream, args);
 }
 
 // Rotates the 4 pairs of vector v of a rope row.
@@ -154,6 +157,7 @@ constexpr int kLatentPerLane = kL / kVector / 32;
 
 // One block a token: warp 0 writes the cache row, the others rotate q_pe of all heads.
 __global__ void rope_cache_kernel(RopeCacheParams p) {
+  begin_kernel();
   const int64_t t = blockIdx.x;
   const int lane = threadIdx.x % 32;
   const float* table = p.rope_table + int64_t{max(p.positions[t], 0)} * kR;
@@ -198,6 +202,7 @@ constexpr int kCombineSlots = 8;  // slots whose loads are in flight together
 __global__ void __launch_bounds__(kCombineThreads)
     combine_kernel(const uint4* expert_out, const float* weights, uint4* residual, int vectors,
                    int K, int slots) {
+  begin_kernel();
   const int64_t t = blockIdx.x;
   const int v = blockIdx.y * kCombineThreads + threadIdx.x;
   if (v >= vectors) return;
@@ -239,10 +244,9 @@ void embed(const EmbedParams& p, Launch launch) {
   if (p.T == 0) return;
   check_width(p.table.cols);
   const int vectors = static_cast<int>(p.table.cols / kVector);
-  embed_kernel<<<static_cast<unsigned>(p.T), threads_for(vectors, 256), 0, launch.stream>>>(
-      p.ids, p.sampled, static_cast<const uint4*>(p.table.data), static_cast<uint4*>(p.out),
-      vectors);
-  check_launch("embed");
+  launch_kernel("embed", embed_kernel, static_cast<unsigned>(p.T), threads_for(vectors, 256), 0,
+                launch.stream, p.ids, p.sampled, static_cast<const uint4*>(p.table.data),
+                static_cast<uint4*>(p.out), vectors);
 }
 
 void add_norm(const AddNormParams& p, Launch launch) {
@@ -273,8 +277,8 @@ void norm(const NormParams& p, Launch launch) {
 void rope_cache(const RopeCacheParams& p, Launch launch) {
   if (p.T == 0) return;
   const int threads = 32 + threads_for(int64_t{p.N} * kRopeVectors, 224);
-  rope_cache_kernel<<<static_cast<unsigned>(p.T), threads, 0, launch.stream>>>(p);
-  check_launch("rope_cache");
+  launch_kernel("rope_cache", rope_cache_kernel, static_cast<unsigned>(p.T), threads, 0,
+                launch.stream, p);
 }
 
 void combine(const CombineParams& p, Launch launch) {
@@ -283,10 +287,9 @@ void combine(const CombineParams& p, Launch launch) {
   const int vectors = static_cast<int>(p.H / kVector);
   const dim3 grid(static_cast<unsigned>(p.T),
                   static_cast<unsigned>((vectors + kCombineThreads - 1) / kCombineThreads));
-  combine_kernel<<<grid, kCombineThreads, 0, launch.stream>>>(
-      static_cast<const uint4*>(p.expert_out), p.weights, static_cast<uint4*>(p.residual), vectors,
-      p.K, p.K + p.S);
-  check_launch("combine");
+  launch_kernel("combine", combine_kernel, grid, kCombineThreads, 0, launch.stream,
+                static_cast<const uint4*>(p.expert_out), p.weights, static_cast<uint4*>(p.residual),
+                vectors, p.K, p.K + p.S);
 }
 
 }  // namespace mla::cuda

@@ -11,6 +11,21 @@ __device__ inline uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
+// Programmatic dependent launch: with launch_kernel() (launch_kernel.cuh) a kernel may begin while
+// those before it on the stream still run. Until wait_for_inputs() it touches nothing that they
+// write, and writes nothing at all; every thread calls it, so that no kernel ends before those in
+// front of it. start_dependents() says that the next one may begin; called at once, as what counts
+// is that all blocks of this kernel have a place.
+__device__ inline void start_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+__device__ inline void wait_for_inputs() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// First thing in a kernel that has nothing to prepare.
+__device__ inline void begin_kernel() {
+  start_dependents();
+  wait_for_inputs();
+}
+
 // A barrier of `arrivals` threads in shared memory; phases alternate 0, 1, 0 …
 __device__ inline void barrier_init(uint64_t* barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),

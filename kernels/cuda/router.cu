@@ -5,7 +5,9 @@
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/launch_kernel.cuh"
 #include "kernels/cuda/math.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 namespace mla::cuda {
 namespace {
@@ -37,6 +39,7 @@ constexpr int kRouteThreads = 128;
 // One warp a token.
 template <int PerLane>
 __global__ void __launch_bounds__(kRouteThreads) route_kernel(RouterParams p) {
+  begin_kernel();
   const int64_t t = int64_t{blockIdx.x} * (kRouteThreads / 32) + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   if (t >= p.T) return;
@@ -118,6 +121,7 @@ constexpr int kMaxRounds = kGroupBlock * kMaxK / kPlaceThreads;
 template <bool Alone>
 __global__ void __launch_bounds__(kPlaceThreads)
     place_kernel(const int32_t* ids, int64_t T, int E, int K, int width, Grouping grouping) {
+  begin_kernel();
   __shared__ int32_t counts[kPlaceWarps * kMaxExperts];  // [warp, E]; then where its slots begin
   __shared__ int32_t sums[kPlaceWarps];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -189,6 +193,7 @@ __global__ void __launch_bounds__(kPlaceThreads)
 // counts [block, E]: slots of each expert in a block of tokens.
 __global__ void __launch_bounds__(kPlaceThreads)
     count_kernel(const int32_t* ids, int64_t T, int E, int K, int32_t* counts) {
+  begin_kernel();
   __shared__ int32_t count[kMaxExperts];
   const int64_t first = int64_t{blockIdx.x} * kGroupBlock;
   const int n = static_cast<int>(min(T - first, int64_t{kGroupBlock})) * K;
@@ -208,6 +213,7 @@ constexpr int kScanThreads = 1024;
 // Thread (part, e) has a run of blocks of one expert.
 __global__ void __launch_bounds__(kScanThreads)
     scan_kernel(int32_t* counts, int32_t* begin, int blocks, int E) {
+  begin_kernel();
   __shared__ int32_t sums[kScanThreads];  // [part, E]
   __shared__ int32_t warp_sums[kMaxExperts / 32];
   const int parts = kScanThreads / E, part = threadIdx.x / E, e = threadIdx.x % E;
@@ -263,6 +269,7 @@ constexpr int kGatherVectors = 8;  // 16-byte loads of a lane in flight
 __global__ void __launch_bounds__(kGatherThreads)
     gather_kernel(const uint4* x, const int32_t* slots, const int32_t* rows, uint4* to, int vectors,
                   int width, int64_t most) {
+  begin_kernel();
   const int64_t i = int64_t{blockIdx.x} * (kGatherThreads / 32) + threadIdx.x / 32;
   if (i >= most || i >= *rows) return;
   const uint4* from = x + int64_t{slots[i] / width} * vectors;
@@ -291,8 +298,8 @@ void route(const RouterParams& p, Launch launch) {
                       : p.E <= 64  ? route_kernel<2>
                       : p.E <= 128 ? route_kernel<4>
                                    : route_kernel<8>;
-  kernel<<<blocks_for(p.T, kRouteThreads / 32), kRouteThreads, 0, launch.stream>>>(p);
-  check_launch("route");
+  launch_kernel("route", kernel, blocks_for(p.T, kRouteThreads / 32), kRouteThreads, 0,
+                launch.stream, p);
 }
 
 void group_slots(const ExpertsParams& p, const Grouping& grouping, Launch launch) {
@@ -303,28 +310,27 @@ void group_slots(const ExpertsParams& p, const Grouping& grouping, Launch launch
   if (p.T * width > std::numeric_limits<int32_t>::max())
     fail("CUDA: {} rows of {} expert slots: more than fit 32 bits", p.T, width);
   if (p.T <= kGroupBlock) {
-    place_kernel<true>
-        <<<1, kPlaceThreads, 0, launch.stream>>>(p.ids, p.T, p.E, p.K, width, grouping);
-    check_launch("group_slots");
+    launch_kernel("group_slots", place_kernel<true>, 1, kPlaceThreads, 0, launch.stream, p.ids, p.T,
+                  p.E, p.K, width, grouping);
     return;
   }
   const unsigned blocks = blocks_for(p.T, kGroupBlock);
-  count_kernel<<<blocks, kPlaceThreads, 0, launch.stream>>>(p.ids, p.T, p.E, p.K, grouping.counts);
-  scan_kernel<<<1, kScanThreads, 0, launch.stream>>>(grouping.counts, grouping.begin,
-                                                     static_cast<int>(blocks), p.E);
-  place_kernel<false>
-      <<<blocks, kPlaceThreads, 0, launch.stream>>>(p.ids, p.T, p.E, p.K, width, grouping);
-  check_launch("group_slots");
+  launch_kernel("count_kernel", count_kernel, blocks, kPlaceThreads, 0, launch.stream, p.ids, p.T,
+                p.E, p.K, grouping.counts);
+  launch_kernel("scan_kernel", scan_kernel, 1, kScanThreads, 0, launch.stream, grouping.counts,
+                grouping.begin, static_cast<int>(blocks), p.E);
+  launch_kernel("group_slots", place_kernel<false>, blocks, kPlaceThreads, 0, launch.stream, p.ids,
+                p.T, p.E, p.K, width, grouping);
 }
 
 void gather_rows(const ExpertsParams& p, const Grouping& grouping, void* to, Launch launch) {
   if (p.T == 0) return;
   const int64_t H = p.gate_up.cols;
   if (H % 8 != 0) fail("CUDA: rows of {} values: want a multiple of 8", H);
-  gather_kernel<<<blocks_for(p.T * p.K, kGatherThreads / 32), kGatherThreads, 0, launch.stream>>>(
-      static_cast<const uint4*>(p.x), grouping.slots, grouping.begin + p.E, static_cast<uint4*>(to),
-      static_cast<int>(H / 8), p.K + p.S, p.T * p.K);
-  check_launch("gather_rows");
+  launch_kernel("gather_rows", gather_kernel, blocks_for(p.T * p.K, kGatherThreads / 32),
+                kGatherThreads, 0, launch.stream, static_cast<const uint4*>(p.x), grouping.slots,
+                grouping.begin + p.E, static_cast<uint4*>(to), static_cast<int>(H / 8), p.K + p.S,
+                p.T * p.K);
 }
 
 }  // namespace mla::cuda

@@ -9,7 +9,9 @@
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/launch_kernel.cuh"
 #include "kernels/cuda/math.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 namespace mla::cuda {
 namespace {
@@ -215,6 +217,7 @@ __device__ void top_of_block(uint32_t (&keys)[kPerThread], int n, IdOf id_of_key
 // One block a chunk of a row; the last of a row puts its chunks together.
 __global__ void __launch_bounds__(kScanThreads, 4)
     scan_kernel(SampleParams p, Scratch scratch, int chunks, bool aligned) {
+  begin_kernel();
   __shared__ uint32_t banned[kChunk / 32];
   __shared__ float maxima[kScanWarps], sums[kScanWarps];
   __shared__ Entry bests[kScanWarps];
@@ -622,6 +625,7 @@ __device__ uint64_t select(const Row& row, DrawShared& shared, uint64_t limit, u
 // tile, and the last block of the row puts them together; otherwise part 0 does it all.
 __global__ void __launch_bounds__(kDrawThreads)
     draw_kernel(SampleParams p, Scratch scratch, int parts, int tiles, bool aligned) {
+  begin_kernel();
   extern __shared__ uint32_t banned[];  // [vocab / 32]
   __shared__ DrawShared shared;
   const int s = blockIdx.x / parts, part = blockIdx.x % parts;
@@ -708,18 +712,18 @@ void sample(const SampleParams& p, void* scratch_base, Launch launch) {
   const bool aligned = p.vocab % 4 == 0 && reinterpret_cast<uintptr_t>(p.logits) % 16 == 0;
   const int chunks = static_cast<int>(chunks_of(p.vocab));
   const int tiles = static_cast<int>(tiles_of(p.vocab));
-  scan_kernel<<<static_cast<unsigned>(p.S) * static_cast<unsigned>(chunks), kScanThreads, 0,
-                launch.stream>>>(p, scratch, chunks, aligned);
-  check_launch("sample: scan");
+  launch_kernel("sample: scan", scan_kernel,
+                static_cast<unsigned>(p.S) * static_cast<unsigned>(chunks), kScanThreads, 0,
+                launch.stream, p, scratch, chunks, aligned);
   // Few rows share the SMs by parts; a part changes no bit.
   const int parts = std::clamp(2 * launch.sms / p.S, 1, tiles);
   const size_t bans_bytes = static_cast<size_t>((p.vocab + 31) / 32) * sizeof(uint32_t);
   if (sizeof(DrawShared) + bans_bytes > 48 * 1024)
     MLA_CUDA_CHECK(cudaFuncSetAttribute(draw_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(bans_bytes)));
-  draw_kernel<<<static_cast<unsigned>(p.S) * static_cast<unsigned>(parts), kDrawThreads, bans_bytes,
-                launch.stream>>>(p, scratch, parts, tiles, aligned);
-  check_launch("sample: draw");
+  launch_kernel("sample: draw", draw_kernel,
+                static_cast<unsigned>(p.S) * static_cast<unsigned>(parts), kDrawThreads, bans_bytes,
+                launch.stream, p, scratch, parts, tiles, aligned);
 }
 
 }  // namespace mla::cuda
