@@ -7,7 +7,10 @@ cd "$(dirname "$0")/.."
 
 .ci/install-packages
 build=${BUILD_DIR:-build-quickstart}
-cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DMLA_TESTS=OFF >/dev/null
+# The CUDA backend takes minutes to compile and is of use only where there is a GPU.
+cuda=OFF
+[ -e /dev/nvidia0 ] && cuda=AUTO
+cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DMLA_TESTS=OFF -DMLA_CUDA="$cuda" >/dev/null
 cmake --build "$build" --target mla-run
 
 out=${OUT_DIR:-out/quickstart}
