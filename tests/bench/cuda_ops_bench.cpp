@@ -2,6 +2,7 @@
 //   cuda_ops_bench [name part]     only ops whose name contains it
 // Random data; weights rotate among copies larger than the L2 cache; a CUDA graph of many calls is
 // replayed and the median taken.
+#include <cublas_v2.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <fmt/format.h>
@@ -123,6 +124,26 @@ void limits() {
   fmt::print("device copy {:.2f} TB/s\n", g_copy_tb_s);
 }
 
+// The yardstick: cuBLAS's own choice for the same product with bf16 output.
+double cublas_us(const void* x, const std::function<const void*(int)>& w, void* out, int64_t T,
+                 int64_t n, int64_t k) {
+  static const cublasHandle_t handle = [] {
+    cublasHandle_t created = nullptr;
+    if (cublasCreate(&created) != CUBLAS_STATUS_SUCCESS) fail("cublasCreate failed");
+    cublasSetStream(created, g_launch.stream);
+    return created;
+  }();
+  const float one = 1.0f, zero = 0.0f;
+  return time_us([&](int i) {
+    const cublasStatus_t status =
+        cublasGemmEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, static_cast<int>(n), static_cast<int>(T),
+                     static_cast<int>(k), &one, w(i), CUDA_R_16BF, static_cast<int>(k), x,
+                     CUDA_R_16BF, static_cast<int>(k), &zero, out, CUDA_R_16BF, static_cast<int>(n),
+                     CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+    if (status != CUBLAS_STATUS_SUCCESS) fail("cublasGemmEx failed: {}", static_cast<int>(status));
+  });
+}
+
 void dense(const char* what, int64_t n, int64_t k, cuda::Epilogue epilogue, int64_t T) {
   Buffers b;
   const int copies =
@@ -149,6 +170,11 @@ void dense(const char* what, int64_t n, int64_t k, cuda::Epilogue epilogue, int6
   const std::string name = fmt::format("{} {}x{} T={}", what, n, k, T);
   if (!wanted(name)) return;
   report(name, time_us([&](int i) { cuda::gemm(at(i), g_launch); }), flop, bytes);
+  if (T >= 8192)
+    report(name + " [cuBLAS]",
+           cublas_us(
+               x, [&](int i) { return static_cast<const void*>(at(i).w); }, g.out, T, n, k),
+           flop, bytes);
   if (T >= 32 && T <= 2048) {
     report(name + " [tile]", time_us([&](int i) { cuda::gemm_tile(at(i), g_launch); }), flop,
            bytes);
@@ -489,6 +515,7 @@ int main_of(int argc, char** argv) {
     }
     if (T <= 1024) dense("lm_head", kVocab, H, cuda::Epilogue::f32, T);
   }
+  dense("square", 8192, 8192, cuda::Epilogue::bf16, 8192);
   for (const int64_t T : {1, 8, 64, 128, 256, 512, 1024, 2048, 8192, 16384}) experts(T);
   for (const auto& [B, context] : std::vector<std::pair<int32_t, int32_t>>{{1, 1024},
                                                                            {1, 8192},
