@@ -71,8 +71,10 @@ StepLimits choose_limits(const EngineOptions& options, int32_t max_model_len, in
       round_up(options.workspace_tokens.value_or(
                    std::max(limits.max_rows, std::min(max_model_len, kMaxDefaultWorkspace))),
                kKeyTile);
-  // More pages than the sequences can fill are never used.
-  const int64_t useful = int64_t{limits.max_seqs} * pages_of(max_model_len);
+  // More pages than the sequences can fill, and the one to spare with which the last of them is
+  // admitted, are never used.
+  const int64_t useful =
+      int64_t{limits.max_seqs} * pages_of(max_model_len) + (limits.max_seqs > 1 ? 1 : 0);
   limits.num_pages = static_cast<int32_t>(std::min({pages, useful, kMaxPages}));
   limits.max_decode_splits = choose_decode_splits(limits);
   limits.graphs = options.graphs;

@@ -62,6 +62,11 @@ TEST_CASE("A CPU's KV cache is 4 GiB unless it is given and has no entries of a 
         "max_model_len lowered from 163840 to 138048: the KV cache holds 138048 tokens");
 }
 
+TEST_CASE("A pool for all sequences has a page more, with which the last one is admitted") {
+  CHECK(plan_of({.max_model_len = 65, .max_seqs = 3}).limits.num_pages == 7);
+  CHECK(plan_of({.max_model_len = 65, .max_seqs = 1}).limits.num_pages == 2);
+}
+
 TEST_CASE("A GPU's KV cache is what the rest leaves of its share") {
   for (const bool chunked : {false, true})
     for (const double share : {0.5, 0.92}) {
