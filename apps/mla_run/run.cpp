@@ -13,8 +13,8 @@
 #include <memory>
 #include <sstream>
 
-#include "apps/mla_run/checkpoint_setup.h"
 #include "apps/mla_run/commands.h"
+#include "apps/mla_run/loaded.h"
 #include "apps/mla_run/options.h"
 #include "lib/batch/output.h"
 #include "lib/engine/run_batch.h"
@@ -66,98 +66,6 @@ class Progress {
   BatchProgress last_;
   Clock::time_point start_ = Clock::now(), printed_ = start_;
 };
-
-// Everything that is loaded once and serves the runs of both modes.
-struct Loaded {
-  ModelConfig config;
-  DType dtype;
-  DeviceKind device;
-  DeviceMemory memory;
-  std::string fingerprint;
-  TextFiles text;
-  std::vector<MemoryPlan> plans;         // one a mode
-  std::optional<Checkpoint> checkpoint;  // until the weights are loaded; absent with dummy ones
-  std::unique_ptr<Backend> backend;
-  ModelWeights weights;
-  std::unique_ptr<Model> model;
-  double load_seconds = 0, warm_up_seconds = 0;
-  std::vector<std::string> warnings;
-};
-
-// Other programs may hold a part of the GPU.
-void check_free_memory(const Loaded& loaded) {
-  if (loaded.memory.total_bytes == 0) return;
-  uint64_t most = 0;
-  for (const MemoryPlan& plan : loaded.plans) most = std::max(most, plan.total());
-  // What is free was asked with CUDA's context in place.
-  if (most > loaded.memory.free_bytes + kContextReserve)
-    usage_fail(
-        "the plan takes {} bytes of the GPU, of which {} are free; lower --gpu-memory-utilization, "
-        "or end what holds the rest",
-        most - kContextReserve, loaded.memory.free_bytes);
-}
-
-// All that can be refused is refused here, before weights are loaded or an output is opened.
-std::unique_ptr<Loaded> prepare(const RunFlags& flags) {
-  auto loaded = std::make_unique<Loaded>();
-  loaded->config = load_config(flags.engine.model);
-  flags.sampling.params(loaded->config.vocab_size);  // refuses what is out of range
-  loaded->dtype = flags.engine.run_dtype(loaded->config);
-  loaded->device = choose_device(flags.engine.device);
-  loaded->memory = device_memory(loaded->device);
-  loaded->warnings = loaded->config.warnings;
-  DType stored = DType::bf16;
-  if (flags.engine.dummy()) {
-    loaded->fingerprint = "dummy";
-    loaded->warnings.push_back("--load-format dummy: the weights are random");
-  } else {
-    Checkpoint& checkpoint = loaded->checkpoint.emplace(Checkpoint::open(flags.engine.model));
-    checkpoint.check(tensor_specs(loaded->config));
-    loaded->fingerprint = checkpoint.fingerprint();
-    loaded->warnings.insert(loaded->warnings.end(), checkpoint.warnings().begin(),
-                            checkpoint.warnings().end());
-    stored = widest_dtype(checkpoint, loaded->config);
-  }
-  print_warnings(loaded->warnings);
-  loaded->backend = make_backend(loaded->device, loaded->dtype, flags.engine.run_threads(),
-                                 !flags.engine.enforce_eager);
-  loaded->plans = make_memory_plans(
-      loaded->config,
-      flags.engine.engine_options(loaded->device, loaded->memory.total_bytes, loaded->dtype),
-      *loaded->backend, weight_bytes(loaded->config, *loaded->backend, stored));
-  check_free_memory(*loaded);
-  return loaded;
-}
-
-void load(const RunFlags& flags, Loaded& loaded) {
-  const auto start = Clock::now();
-  if (!flags.quiet)
-    for (const MemoryPlan& plan : loaded.plans) say("{}", to_text(plan));
-  loaded.text = load_text_files(flags.engine.model);
-  if (loaded.checkpoint) {
-    const uint64_t bytes = loaded.checkpoint->total_bytes();
-    auto printed = Clock::now();
-    loaded.weights = load_weights(loaded.config, *loaded.backend, tensor_source(*loaded.checkpoint),
-                                  [&](uint64_t done) {
-                                    if (flags.quiet || seconds_since(printed) < 5.0) return;
-                                    printed = Clock::now();
-                                    say("loading: {} of {} bytes\n", done, bytes);
-                                  });
-  } else {
-    loaded.weights = dummy_weights(loaded.config, *loaded.backend, 0);
-  }
-  loaded.checkpoint.reset();
-  loaded.model = std::make_unique<Model>(loaded.config, loaded.weights, *loaded.backend,
-                                         largest(loaded.plans));
-  loaded.backend->synchronize();
-  loaded.load_seconds = seconds_since(start);
-  if (!flags.quiet)
-    say("loaded {} bytes of weights in {:.2f} s\n", loaded.plans[0].entries[0].bytes,
-        loaded.load_seconds);
-  const auto warm_up_start = Clock::now();
-  loaded.model->warm_up();
-  loaded.warm_up_seconds = seconds_since(warm_up_start);
-}
 
 OrderedJson options_json(const RunFlags& flags, const Loaded& loaded, const MemoryPlan& plan) {
   const SamplingFlags& s = flags.sampling;
@@ -310,7 +218,8 @@ int run(const RunFlags& flags) {
   if (!(flags.min_match >= 0 && flags.min_match <= 1))
     usage_fail("--min-match: expected a number in [0, 1], found {}", flags.min_match);
   Input input(flags.prompts, both);
-  const std::unique_ptr<Loaded> loaded = prepare(flags);
+  const std::unique_ptr<Loaded> loaded = prepare(flags.engine);
+  flags.sampling.params(loaded->config.vocab_size);  // refuses what is out of range
 
   std::vector<std::string> dirs;
   for (const bool chunked : flags.engine.modes())
@@ -324,7 +233,7 @@ int run(const RunFlags& flags) {
                   : OutputWriter(
                         {.dir = dir, .input_path = flags.prompts, .overwrite = flags.overwrite}));
 
-  load(flags, *loaded);
+  load(flags.engine, flags.quiet, *loaded);
   bool all_answered = true;
   for (size_t i = 0; i < dirs.size(); ++i) {
     all_answered &=
