@@ -251,6 +251,12 @@ struct ModelShape {
   int64_t max_samples = 0;   // rows of one call of sample()
 };
 
+// What a device does at best, as measured on it; 0: not known.
+struct DevicePeaks {
+  double flops = 0;             // of dense products in the run dtype, FLOP/s
+  double bytes_per_second = 0;  // of its memory, read and written bytes together
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -271,6 +277,8 @@ class Backend {
   virtual uint64_t download_later(void* to, const void* from, size_t bytes) = 0;
   virtual void wait(uint64_t ticket) = 0;
   virtual void synchronize() {}
+  // Takes memory of its own while it measures, beside that of any plan.
+  virtual DevicePeaks measure_peaks() { return {}; }
 
   // Throws Error, naming the size, where the backend cannot serve the model.
   virtual void check(const ModelShape&) const {}

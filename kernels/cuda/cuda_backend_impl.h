@@ -65,6 +65,7 @@ class CudaBackend final : public CudaCounter {
   uint64_t download_later(void* to, const void* from, size_t bytes) override;
   void wait(uint64_t ticket) override;
   void synchronize() override;
+  DevicePeaks measure_peaks() override;
   void use_scratch(void* base, const ModelShape& shape) override;
   void replay(uint64_t key, const std::function<void()>& ops) override;
 
