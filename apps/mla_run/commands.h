@@ -13,5 +13,6 @@ Command add_run(CLI::App& app);
 Command add_compare(CLI::App& app);
 Command add_plan(CLI::App& app);
 Command add_inspect(CLI::App& app);
+Command add_bench(CLI::App& app);
 
 }  // namespace mla

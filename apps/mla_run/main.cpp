@@ -32,6 +32,7 @@ int run_program(int argc, char** argv) {
   add("plan", "The memory plan of a run, without loading weights", mla::add_plan);
   add("inspect", "Check a checkpoint: config, index, shapes, dtypes, missing or extra tensors",
       mla::add_inspect);
+  add("bench", "Measure synthetic work: prefill, decode or both", mla::add_bench);
 
   std::vector<std::string> arguments =
       mla::normalize_arguments(std::vector<std::string>(argv + 1, argv + argc));

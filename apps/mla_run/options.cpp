@@ -72,7 +72,7 @@ std::vector<EngineOptions> EngineFlags::engine_options(DeviceKind kind, uint64_t
   EngineOptions options{.max_batched_tokens = max_batched_tokens,
                         .max_model_len = max_model_len,
                         .workspace_tokens = workspace_tokens,
-                        .max_seqs = max_seqs.value_or(cuda ? kCudaMaxSeqs : kCpuMaxSeqs),
+                        .max_seqs = max_seqs.value_or(default_max_seqs(kind)),
                         .device_bytes = cuda ? device_bytes : 0,
                         .gpu_memory_utilization = gpu_memory_utilization,
                         .graphs = cuda && !enforce_eager,
@@ -100,6 +100,10 @@ DType EngineFlags::run_dtype(const ModelConfig& config) const {
   return config.dtype == "float32" ? DType::f32 : DType::bf16;
 }
 
+int32_t EngineFlags::default_max_seqs(DeviceKind kind) {
+  return kind == DeviceKind::cuda ? kCudaMaxSeqs : kCpuMaxSeqs;
+}
+
 int EngineFlags::run_threads() const {
   if (threads > 0) return threads;
   cpu_set_t set;
@@ -119,21 +123,25 @@ std::string check_seed(std::string& text) {
 
 }  // namespace
 
-void SamplingFlags::add_to(CLI::App& app) {
-  const char* group = "Sampling, for lines that do not say";
+void SamplingFlags::add_draw_to(CLI::App& app, const char* group) {
   app.add_option("--temperature", temperature, "0: greedy")->group(group)->capture_default_str();
   app.add_option("--top-p", top_p, "In (0, 1]")->group(group)->capture_default_str();
   app.add_option("--top-k", top_k, "0 or -1: off")->group(group)->capture_default_str();
+  app.add_option("--seed", seed,
+                 "Of the run; a request without a seed gets a hash of this and its id")
+      ->check(CLI::Validator(&check_seed, "", "seed"))
+      ->group(group)
+      ->capture_default_str();
+}
+
+void SamplingFlags::add_to(CLI::App& app) {
+  const char* group = "Sampling, for lines that do not say";
+  add_draw_to(app, group);
   app.add_option("--max-tokens", max_tokens,
                  "Generated tokens at most; default 16, chat: the rest of "
                  "the model length")
       ->group(group);
   app.add_option("--min-tokens", min_tokens, "No end of sequence and no stop before that many")
-      ->group(group)
-      ->capture_default_str();
-  app.add_option("--seed", seed,
-                 "Of the run; a request without a seed gets a hash of this and its id")
-      ->check(CLI::Validator(&check_seed, "", "seed"))
       ->group(group)
       ->capture_default_str();
   app.add_option("--stop", stop, "A stop string; may be given several times")
@@ -212,7 +220,7 @@ uint64_t parse_size(const std::string& text, const char* option) {
 }
 
 std::vector<std::string> normalize_arguments(std::vector<std::string> arguments) {
-  static const std::set<std::string> kCommands = {"run", "compare", "plan", "inspect"};
+  static const std::set<std::string> kCommands = {"run", "compare", "plan", "inspect", "bench"};
   static const std::set<std::string> kTopLevel = {"-h", "--help", "--version"};
   std::vector<std::string> result;
   for (size_t i = 0; i < arguments.size(); ++i) {

@@ -22,7 +22,7 @@ inline constexpr int kExitUsage = 2;
 inline constexpr int kExitSomeFailed = 3;
 inline constexpr int kExitThreshold = 4;
 
-// Options that say how the engine is laid out; `run` and `plan` have them.
+// Options that say how the engine is laid out; `run`, `bench` and `plan` have them.
 struct EngineFlags {
   std::string model;
   std::string chunked = "off";  // on, off, both
@@ -48,6 +48,7 @@ struct EngineFlags {
   DType run_dtype(const ModelConfig& config) const;
   int run_threads() const;
   bool dummy() const { return load_format == "dummy"; }
+  static int32_t default_max_seqs(DeviceKind kind);
 };
 
 // Defaults of lines that do not say.
@@ -61,6 +62,8 @@ struct SamplingFlags {
   bool ignore_eos = false;
 
   void add_to(CLI::App& app);
+  // Only how a token is drawn: temperature, top-p, top-k, seed.
+  void add_draw_to(CLI::App& app, const char* group);
   // Throws UsageError on a value out of range, naming the option. Token ids lie in [0, vocab_size).
   SamplingParams params(int32_t vocab_size) const;
 };
