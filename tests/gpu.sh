@@ -53,9 +53,10 @@ if wants bench; then
   model=$(mktemp -d)
   trap 'rm -rf "$model"' EXIT
   cp "$MLA_TEST_ASSETS/configs/DeepSeek-V2-Lite/config.json" "$model/"
-  "$build/mla-run" bench -m "$model" --load-format dummy --max-model-len 131200 --quiet \
-    --chunked-prefill on --max-num-batched-tokens 16384 --repeats 3 \
-    --workload prefill:16x1024 --workload prefill:1x16384 --workload prefill:1x131072 \
+  bench() { "$build/mla-run" bench -m "$model" --load-format dummy --quiet --repeats 3 "$@"; }
+  bench --chunked-prefill on --max-num-batched-tokens 16384 \
+    --workload prefill:16x1024 --workload prefill:1x16384 --workload prefill:1x131072
+  bench --chunked-prefill off \
     --workload decode:1x1024x64 --workload decode:8x1024x64 --workload decode:64x1024x64 \
     --workload decode:256x1024x64 --workload decode:1024x1024x32
 fi

@@ -14,9 +14,9 @@
 // operations are the same, and so are the bits. What does not hold a whole row leaves fp32
 // partials; the block that arrives last folds them.
 //
-// Two warpgroups compute, each half of the latent's columns: both make all scores, so that neither
-// waits for the other, and one's products run under the other's softmax. One warp more streams
-// pages, and one loads queries and says what the work is.
+// Two warpgroups compute, each half of the latent's columns. Each multiplies the scores over its
+// part of the 576 columns; the parts are exchanged and added, and both run the softmax. One warp
+// more streams pages, and one loads queries and says what the work is.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -107,6 +107,7 @@ struct alignas(1024) Shared {
     float tile_max[kWarps][kHeads];
     float sum[kWarps][kHeads];
   } teams[kTeams];
+  float4 parts[kTeams][2][kTeamThreads];  // of the scores, as the threads have them
   uint64_t full[kSlots], empty[kSlots];
   uint64_t q_full, q_empty;
   Job job;  // guarded by q_full and q_empty as q is
@@ -219,28 +220,61 @@ __device__ float reduce_lanes(float x, Op op) {
   return x;
 }
 
-// The scores of the tile at the ring's place; moves the ring on.
-__device__ void make_scores(Shared& s, Ring& ring, float (&scores)[8]) {
+// The team's part of the scores of the tile at the ring's place, over panels [First, Last), which
+// are in whole or partly in some slots.
+template <int First, int Last>
+__device__ void multiply_scores(Shared& s, Ring ring, float (&scores)[8]) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) scores[i] = 0.0f;
   pin(scores);
 #pragma unroll
   for (int group = 0; group < kTileSlots; ++group) {
-    barrier_wait(&s.full[ring.stage], ring.parity);
-    wgmma_fence();  // in each group: without it ptxas serialises the products (C7520)
-    const uint64_t keys = k_major(s.ring[ring.stage]);
-    const uint64_t query = k_major(s.q[group * kSlotPanels]);
+    constexpr auto clamp = [](int x) { return x < First ? First : x > Last ? Last : x; };
+    const int begin = clamp(group * kSlotPanels), end = clamp((group + 1) * kSlotPanels);
+    if (begin < end) {
+      barrier_wait(&s.full[ring.stage], ring.parity);
+      wgmma_fence();  // in each group: without it ptxas serialises the products (C7520)
+      const uint64_t keys = k_major(s.ring[ring.stage]);
+      const uint64_t query = k_major(s.q[group * kSlotPanels]);
 #pragma unroll
-    for (int i = 0; i < kSlotPanels; ++i)
+      for (int i = begin - group * kSlotPanels; i < end - group * kSlotPanels; ++i)
 #pragma unroll
-      for (int k = 0; k < 4; ++k)
-        wgmma<kHeads, Major::k, Major::k>(scores, keys + i * (kPanelBytes >> 4) + k * kStepK,
-                                          query + i * (kHeads * kRowBytes >> 4) + k * kStepK, 1);
-    wgmma_commit();
+        for (int k = 0; k < 4; ++k)
+          wgmma<kHeads, Major::k, Major::k>(scores, keys + i * (kPanelBytes >> 4) + k * kStepK,
+                                            query + i * (kHeads * kRowBytes >> 4) + k * kStepK, 1);
+      wgmma_commit();
+    }
     ring.next(kSlots);
   }
   wgmma_wait<0>();
   pin(scores);
+}
+
+// The scores of the tile at the ring's place; moves the ring on. They are the sum of the teams'
+// parts, in order of the teams. The parts may be written anew behind another barrier of both.
+__device__ void make_scores(Shared& s, Ring& ring, float (&scores)[8]) {
+  constexpr int kHalf = (kPanels + 1) / 2;
+  const int team = threadIdx.x / kTeamThreads, thread = threadIdx.x % kTeamThreads;
+  if (team == 0) {
+    multiply_scores<0, kHalf>(s, ring, scores);
+  } else {
+    multiply_scores<kHalf, kPanels>(s, ring, scores);
+  }
+#pragma unroll
+  for (int group = 0; group < kTileSlots; ++group) ring.next(kSlots);
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    s.parts[team][i][thread] =
+        make_float4(scores[4 * i], scores[4 * i + 1], scores[4 * i + 2], scores[4 * i + 3]);
+  named_barrier(kConsumerBarrier, kConsumers);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float4 a = s.parts[0][i][thread], b = s.parts[1][i][thread];
+    scores[4 * i] = a.x + b.x;
+    scores[4 * i + 1] = a.y + b.y;
+    scores[4 * i + 2] = a.z + b.z;
+    scores[4 * i + 3] = a.w + b.w;
+  }
 }
 
 // One tile: `visible` of its keys, at least one, are the row's. The last tile of an item gives the
@@ -271,8 +305,9 @@ __device__ void attend_tile(Shared& s, Ring& ring, int visible, bool last, float
         reduce_lanes(fmaxf(scores[i], scores[i + 2]), [](float x, float y) { return fmaxf(x, y); });
     if (lane < 4) own.tile_max[warp][column_head(j, lane)] = warp_max;
   }
-  // From here on no product of the team reads keys of this tile or P of the one before.
-  named_barrier(kTeamBarrier + team, kTeamThreads);
+  // From here on no product reads keys of this tile or P of the one before, and the parts of the
+  // scores have been read.
+  named_barrier(kConsumerBarrier, kConsumers);
 
   float factor[4];
 #pragma unroll
