@@ -372,12 +372,11 @@ void CudaBackend::experts(const ExpertsParams& p) {
   needed.max_mlp_rows = p.T;
   const Scratch& s = scratch(needed);
   group_slots(p, s.grouping, launch_);
-  const bool one_row = p.T == 1;  // is its own gathering
-  if (!one_row) gather_rows(p, s.grouping, s.gathered, launch_);
+  gather_rows(p, s.grouping, s.gathered, launch_);
 
   const int64_t routed = p.T * p.K;
   Gemm g = product(s.gathered, routed, p.gate_up, p.inner, Epilogue::silu);
-  g.a_shared = p.S > 0 || one_row ? p.x : nullptr;
+  g.a_shared = p.S > 0 ? p.x : nullptr;
   g.rows.mode = GemmRows::Mode::grouped;
   g.rows.T = static_cast<int32_t>(p.T);
   g.rows.routed = p.E;

@@ -27,8 +27,7 @@ struct GemmRows {
   int32_t T = 0;  // uniform: rows of every matrix. grouped: tokens
 
   // grouped: matrix e < routed has A rows [begin[e], begin[e+1]), matrix routed + s the T rows from
-  // shared_row + s·T of A, or of `a_shared` where that is given (then from row 0). With one token
-  // every matrix has that one row, and `a_shared` serves them all.
+  // shared_row + s·T of A, or of `a_shared` where that is given (then from row 0).
   int32_t routed = 0;
   const int32_t* begin = nullptr;  // [routed + 1]
   int32_t shared_row = 0;

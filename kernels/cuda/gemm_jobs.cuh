@@ -187,10 +187,6 @@ class JobList {
                          g_.rows.num_shared + shared;
       }
     }
-    if (g_.rows.T == 1 && g_.has_shared_map) {
-      result.shared_map = true;
-      result.a_row = 0;
-    }
     result.a_row_64 = result.a_row + 64;
     return result;
   }

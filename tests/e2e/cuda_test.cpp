@@ -39,45 +39,73 @@ std::vector<float> logits_of(LoadedModel& loaded, const RunOptions& options,
   return all;
 }
 
+double mean(const std::vector<double>& values) {
+  double sum = 0.0;
+  for (const double x : values) sum += x;
+  return sum / static_cast<double>(values.size());
+}
+
+// Rows that are kept and beyond the tolerance.
+int64_t beyond(const CompareResult& result, const std::vector<uint8_t>& skip) {
+  int64_t count = 0;
+  for (size_t i = 0; i < skip.size(); ++i)
+    count += !skip[i] && !(result.row_errors[i] <= kLogitTolerance);
+  return count;
+}
+
+// Rounding to bfloat16 flips experts where router scores are close, on either backend: a flipped
+// row is a wholly other row. So the two are compared where the gap is wide, and there they may
+// differ in no more rows than rounding itself changes; and in all rows the error against float32 is
+// that of the CPU backend.
 TEST_CASE("Logits of the CUDA backend are those of the CPU backend in both modes") {
   if (no_cuda()) return;
   TempDir dir;
   for (const std::string& name : kCheckpoints) {
     const Expected expected = load_expected(kRoot, name);
     write_synthetic_checkpoint(expected.dir, dir / name);
+    LoadedModel exact(dir / name, DType::f32, 4);
     LoadedModel cpu(dir / name, DType::bf16, 4);
     LoadedModel cuda(dir / name, DType::bf16, 1, BackendKind::cuda);
-    std::vector<float> want, got[2];
+    std::vector<float> reference, want, got[2];
     std::vector<uint8_t> skip;
+    const auto append = [](std::vector<float>& to, const std::vector<float>& rows) {
+      to.insert(to.end(), rows.begin(), rows.end());
+    };
     for (const ExpectedPrompt& prompt : expected.prompts) {
-      const std::vector<float> rows = logits_of(cpu, {}, prompt.ids);
-      want.insert(want.end(), rows.begin(), rows.end());
+      append(reference, logits_of(exact, {}, prompt.ids));
+      append(want, logits_of(cpu, {}, prompt.ids));
       for (const float gap : prompt.router_gap) skip.push_back(!(gap > kRouterGap));
-      for (const int chunked : {0, 1}) {
-        RunOptions options;
-        if (chunked)
-          options = {.chunked = true, .budget = 17, .workspace_tokens = kKeyTile, .max_seqs = 32};
-        const std::vector<float> part = logits_of(cuda, options, prompt.ids);
-        got[chunked].insert(got[chunked].end(), part.begin(), part.end());
-      }
+      append(got[0], logits_of(cuda, {}, prompt.ids));
+      append(
+          got[1],
+          logits_of(cuda,
+                    {.chunked = true, .budget = 17, .workspace_tokens = kKeyTile, .max_seqs = 32},
+                    prompt.ids));
     }
-    const auto left_out = std::count(skip.begin(), skip.end(), uint8_t{1});
-    const CompareResult result = compare_rows(got[0], want, expected.vocab_size, skip);
+    const int32_t vocab = expected.vocab_size;
+    const CompareResult between = compare_rows(got[0], want, vocab);
+    const CompareResult of_cpu = compare_rows(want, reference, vocab);
+    const CompareResult of_cuda = compare_rows(got[0], reference, vocab);
+    const auto kept = std::count(skip.begin(), skip.end(), uint8_t{0});
     std::vector<double> errors;
     for (size_t i = 0; i < skip.size(); ++i)
-      if (!skip[i]) errors.push_back(result.row_errors[i]);
+      if (!skip[i]) errors.push_back(between.row_errors[i]);
     std::sort(errors.begin(), errors.end());
-    std::printf("%-22s cuda: %zu positions, %lld left out, median error %.3g, max %.3g\n",
-                name.c_str(), skip.size(), static_cast<long long>(left_out),
-                errors[errors.size() / 2], result.max_error);
-    INFO(name << ": " << result.describe());
-    // A flipped expert is a wholly other row; without experts there is none.
-    const auto flipped = std::count_if(errors.begin(), errors.end(),
-                                       [](double e) { return !(e <= kLogitTolerance); });
-    INFO(flipped << " of " << errors.size() << " rows are beyond the tolerance");
-    CHECK(flipped * 50 <= (name == "lite_dense" ? 0 : static_cast<std::ptrdiff_t>(errors.size())));
-    CHECK(errors[errors.size() / 2] <= kLogitTolerance / 2);
-    CHECK(left_out * 2 <= static_cast<int64_t>(skip.size()));
+    const double median = errors[errors.size() / 2];
+    std::printf(
+        "%-22s cuda: %zu positions, %lld of a wide gap: median error %.3g, %lld rows beyond %.0e "
+        "(%lld of the CPU against float32); mean error against float32 %.4g, of the CPU %.4g\n",
+        name.c_str(), skip.size(), static_cast<long long>(kept), median,
+        static_cast<long long>(beyond(between, skip)), kLogitTolerance,
+        static_cast<long long>(beyond(of_cpu, skip)), mean(of_cuda.row_errors),
+        mean(of_cpu.row_errors));
+    INFO(name << ": " << between.describe());
+    CHECK(kept * 2 >= static_cast<int64_t>(skip.size()));
+    CHECK(median <= kLogitTolerance / 2);
+    // One in a hundred more: which rows flip is chance.
+    CHECK(beyond(between, skip) <= beyond(of_cpu, skip) + kept / 100);
+    if (name == "lite_dense") CHECK(between.within(kLogitTolerance));  // nothing to flip
+    CHECK(mean(of_cuda.row_errors) <= 1.2 * mean(of_cpu.row_errors));
     // Not nearly: the same bits.
     CHECK(got[0] == got[1]);
   }
