@@ -280,6 +280,9 @@ class Backend {
   // Takes memory of its own while it measures, beside that of any plan.
   virtual DevicePeaks measure_peaks() { return {}; }
 
+  // Bytes of the device that are taken, by this program and others, as its driver says; 0: unknown.
+  virtual uint64_t memory_in_use() const { return 0; }
+
   // Throws Error, naming the size, where the backend cannot serve the model.
   virtual void check(const ModelShape&) const {}
   // Device memory for ops' own use, of scratch_bytes(shape); handed over before the first op.

@@ -66,13 +66,18 @@ void load(const EngineFlags& flags, bool quiet, Loaded& loaded) {
   loaded.text = load_text_files(flags.model);
   if (loaded.checkpoint) {
     const uint64_t bytes = loaded.checkpoint->total_bytes();
-    auto printed = Clock::now();
+    const auto weights_start = Clock::now();
+    auto printed = weights_start;
     loaded.weights = load_weights(loaded.config, *loaded.backend, tensor_source(*loaded.checkpoint),
                                   [&](uint64_t done) {
                                     if (quiet || seconds_since(printed) < 5.0) return;
                                     printed = Clock::now();
                                     say("loading: {} of {} bytes\n", done, bytes);
                                   });
+    const double seconds = seconds_since(weights_start);
+    if (!quiet)
+      say("loaded {} bytes of weights in {:.2f} s ({:.1f} GB/s)\n", bytes, seconds,
+          static_cast<double>(bytes) / seconds / 1e9);
   } else {
     loaded.weights = dummy_weights(loaded.config, *loaded.backend, 0);
   }
@@ -81,9 +86,6 @@ void load(const EngineFlags& flags, bool quiet, Loaded& loaded) {
                                          largest(loaded.plans));
   loaded.backend->synchronize();
   loaded.load_seconds = seconds_since(start);
-  if (!quiet)
-    say("loaded {} bytes of weights in {:.2f} s\n", loaded.plans[0].entries[0].bytes,
-        loaded.load_seconds);
   const auto warm_up_start = Clock::now();
   loaded.model->warm_up();
   loaded.warm_up_seconds = seconds_since(warm_up_start);

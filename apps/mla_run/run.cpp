@@ -179,6 +179,7 @@ bool run_mode(const RunFlags& flags, Loaded& loaded, const MemoryPlan& plan, Inp
                 static_cast<uint64_t>(flags.sampling.seed), loaded.device == DeviceKind::cuda);
 
   RunRecord record = first_record(flags, loaded, plan);
+  const uint64_t memory_at_start = loaded.backend->memory_in_use();
   if (!dir.empty()) write_run_record(dir, record);
   try {
     Progress progress(plan.chunked ? "chunked prefill on" : "chunked prefill off", flags.quiet);
@@ -193,6 +194,10 @@ bool run_mode(const RunFlags& flags, Loaded& loaded, const MemoryPlan& plan, Inp
     record.counts = outcome.counts;
     record.summary = outcome.summary;
     record.summary["peak_memory_bytes"] = peak_memory_bytes();
+    if (const uint64_t in_use = loaded.backend->memory_in_use(); in_use > 0) {
+      record.summary["device_memory_bytes"] = in_use;
+      record.summary["device_memory_bytes_at_start"] = memory_at_start;
+    }
     record.input_sha256 = reader.input_hash();
     record.input_bytes = reader.bytes_read();
     record.state = "finished";

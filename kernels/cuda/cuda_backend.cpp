@@ -176,6 +176,12 @@ void CudaBackend::wait(uint64_t ticket) {
 
 void CudaBackend::synchronize() { MLA_CUDA_CHECK(cudaStreamSynchronize(launch_.stream)); }
 
+uint64_t CudaBackend::memory_in_use() const {
+  size_t free = 0, total = 0;
+  MLA_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  return total - free;
+}
+
 void CudaBackend::use_scratch(void* base, const ModelShape& shape) {
   size_t bytes;
   scratch_ = Scratch::carve(base, shape, bytes);

@@ -66,6 +66,7 @@ class CudaBackend final : public CudaCounter {
   void wait(uint64_t ticket) override;
   void synchronize() override;
   DevicePeaks measure_peaks() override;
+  uint64_t memory_in_use() const override;
   void use_scratch(void* base, const ModelShape& shape) override;
   void replay(uint64_t key, const std::function<void()>& ops) override;
 
