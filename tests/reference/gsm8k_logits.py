@@ -60,10 +60,10 @@ class DumpServer:
         self.process = subprocess.Popen(shlex.split(command), stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, text=True)
 
-    def logits(self, ids, vocab_size, path):
+    def logits(self, ids, vocab_size, path, **more):
         """float32 [T, V], mapped from the file."""
         try:
-            self.process.stdin.write(json.dumps({"ids": ids, "out": path}) + "\n")
+            self.process.stdin.write(json.dumps({"ids": ids, "out": path, **more}) + "\n")
             self.process.stdin.flush()
             answer = self.process.stdout.readline().strip()
         except BrokenPipeError:

@@ -70,12 +70,17 @@ LogitsRunner::LogitsRunner(LoadedModel& loaded, const RunOptions& options)
       model_(loaded.config, loaded.weights, *loaded.backend, plan_.limits) {}
 
 void LogitsRunner::run(const std::vector<int32_t>& ids,
-                       const std::function<void(int32_t, const float*)>& row) {
+                       const std::function<void(int32_t, const float*)>& row,
+                       int32_t prompt_tokens) {
+  const auto total = static_cast<int32_t>(ids.size());
+  if (prompt_tokens < 0 || prompt_tokens > total)
+    fail("prompt tokens: expected 0 to {}, found {}", total, prompt_tokens);
+  if (prompt_tokens == 0) prompt_tokens = total;
   Scheduler scheduler(plan_.scheduler_options(), plan_.limits.num_pages);
-  scheduler.add(0, ids, 1);
+  scheduler.add(0, {ids.begin(), ids.begin() + prompt_tokens}, total - prompt_tokens + 1);
   const size_t vocab = static_cast<size_t>(loaded_.config.vocab_size);
   int32_t position = 0;
-  while (position < static_cast<int32_t>(ids.size())) {
+  while (position < total) {
     const StepPlan plan = scheduler.next();
     model_.forward(plan);
     for (int32_t first = 0; first < plan.rows(); first += plan_.limits.max_seqs) {
@@ -87,7 +92,8 @@ void LogitsRunner::run(const std::vector<int32_t>& ids,
       loaded_.backend->download(host.data(), logits, host.size() * sizeof(float));
       for (size_t r = 0; r < rows.size(); ++r) row(position++, host.data() + r * vocab);
     }
-    scheduler.commit(plan, std::vector<int32_t>(plan.samples.size(), 0));
+    const int32_t next = position < total ? ids[static_cast<size_t>(position)] : 0;
+    scheduler.commit(plan, std::vector<int32_t>(plan.samples.size(), next));
   }
 }
 

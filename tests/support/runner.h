@@ -45,12 +45,14 @@ struct RunOptions {
 
 MemoryPlan plan_for(const LoadedModel& loaded, const RunOptions& options);
 
-// Logits of all positions of one prompt at a time, by the prefill path.
+// Logits of all positions of one prompt at a time.
 class LogitsRunner {
  public:
   LogitsRunner(LoadedModel& loaded, const RunOptions& options);
-  // Calls row(position, logits [vocab]) in order.
-  void run(const std::vector<int32_t>& ids, const std::function<void(int32_t, const float*)>& row);
+  // Calls row(position, logits [vocab]) in order. The first `prompt_tokens` ids (0: all) run by the
+  // prefill path, the others one a step by the decode path, as if they had been generated.
+  void run(const std::vector<int32_t>& ids, const std::function<void(int32_t, const float*)>& row,
+           int32_t prompt_tokens = 0);
 
  private:
   LoadedModel& loaded_;
