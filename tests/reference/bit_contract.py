@@ -41,18 +41,19 @@ def say(text):
 
 
 def prompt_lengths(args):
-    """The edges, the longest, and others up to it. Two of three others, more of them short than
-    long, fill a page while they generate: those are what the small KV pool preempts."""
+    """The edges, the longest, others up to it, and in their midst a row of prompts that each take
+    about a twentieth of the small KV pool and fill a page while they generate: it preempts these."""
     source = random.Random(args.seed)
     lengths = [n for n in EDGES if n < args.longest][:args.prompts - 1] + [args.longest]
-    while len(lengths) < args.prompts:
-        n = source.randint(1, args.longest)
-        if len(lengths) % 3:
-            n = int(args.longest**source.uniform(0.5, 1))
-            n -= n % PAGE_TOKENS + source.randint(1, max(1, min(args.max_tokens, PAGE_TOKENS) - 1))
-        lengths.append(max(n, 1))
+    others = args.prompts - len(lengths)
+    lengths += [source.randint(1, args.longest) for _ in range(others // 3)]
     source.shuffle(lengths)
-    return lengths
+    pages = args.longest // PAGE_TOKENS
+    room = min(args.max_tokens, PAGE_TOKENS) - 1
+    row = [source.randint(max(1, pages // 24), max(1, pages // 16)) * PAGE_TOKENS -
+           source.randint(1, max(1, room)) for _ in range(others - others // 3)]
+    middle = len(lengths) // 2
+    return lengths[:middle] + row + lengths[middle:]
 
 
 def make_requests(args, vocab_size):

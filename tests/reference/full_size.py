@@ -252,7 +252,8 @@ def judge(args, names, sides, want_top1, begin, what, judged=True):
     for name, side in zip(names, sides):
         errors, right = flat(side["errors"], begin), flat(side["top1"], begin) == want
         line = (f"  {name}: mean error {errors.mean():.4e}, median {np.median(errors):.4e}, "
-                f"largest {errors.max():.4e}; top-1 as float32 at {right.sum()} ({right.mean():.4%})")
+                f"largest {errors.max():.4e}; top-1 as float32 at {right.sum()} "
+                f"({right.mean():.4%})")
         if side is not sides[0]:
             line += (f"; error ratio {errors.mean() / theirs.mean():.4f}, top-1 right only here "
                      f"{int((right & ~their_right).sum())}, only in transformers' bfloat16 "
