@@ -25,6 +25,17 @@ if wants test; then
   (cd "$build" && ctest -j 4 --output-on-failure --timeout 600 | tail -n 40)
 fi
 
+if wants test && command -v cuobjdump >/dev/null; then
+  # The products run on the tensor cores through wgmma, and nothing lives in local memory.
+  for file in gemm_tile gemm_stream mla_prefill mla_decode; do
+    sass=$(cuobjdump -sass "$build/CMakeFiles/mla_cuda.dir/kernels/cuda/$file.cu.o")
+    hgmma=$(grep -c HGMMA <<<"$sass" || true)
+    local_memory=$(grep -cE '\b(LDL|STL)\b' <<<"$sass" || true)
+    echo "$file: $hgmma HGMMA, $local_memory LDL or STL"
+    [ "$hgmma" -gt 0 ] && [ "$local_memory" -eq 0 ]
+  done
+fi
+
 if wants sanitize; then
   # Racecheck does not see all hazards of TMA and wgmma: the poisoned buffers and repeated bits of
   # the tests stand beside it.
