@@ -23,6 +23,8 @@ cmake --build "$build" | tail -n 1
 
 if wants test; then
   (cd "$build" && ctest -j 4 --output-on-failure --timeout 600 | tail -n 40)
+  MLA_GPU_ALONE=1 "$build/tests/e2e_tests" \
+    "A run takes the memory that was planned and none after its start" | tail -n 3
 fi
 
 if wants test && command -v cuobjdump >/dev/null; then
