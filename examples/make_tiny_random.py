@@ -117,7 +117,7 @@ def training_text(seed):
         yield "The " + " ".join(rng.choices(COMMON, k=8)) + "."
 
 
-def make_tokenizer(path, seed):
+def make_tokenizer(path, texts):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Sequence([])
     patterns = [r"[" + "\r\n" + "]", r"\s?[A-Za-zÀ-ÖØ-öø-ÿ]+", r"\s?[!-/:-~]+", r"\s+$", "[一-龥]+"]
@@ -127,7 +127,7 @@ def make_tokenizer(path, seed):
          pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.post_processor = processors.ByteLevel(add_prefix_space=True, trim_offsets=False)
     tokenizer.decoder = decoders.ByteLevel(add_prefix_space=True, trim_offsets=True)
-    tokenizer.train_from_iterator(training_text(seed), trainers.BpeTrainer(
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
         vocab_size=MODEL_VOCAB, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False))
     record = json.loads(tokenizer.to_str())
@@ -233,7 +233,8 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     os.makedirs(args.model_dir, exist_ok=True)
-    tokenizer = make_tokenizer(os.path.join(args.model_dir, "tokenizer.json"), args.seed)
+    tokenizer = make_tokenizer(os.path.join(args.model_dir, "tokenizer.json"),
+                               training_text(args.seed))
     make_model(args.model_dir, tokenizer, args.seed)
     write_side_files(args.model_dir)
     write_prompts(args.prompts, tokenizer, args.seed + 1)
