@@ -222,6 +222,15 @@ TEST_CASE("A tensor that the index does not name and a wrong total size are warn
             ": metadata.total_size: expected 12 bytes, the sum of the tensors, found 10");
 }
 
+TEST_CASE("A shard name that no file system takes is a missing shard") {
+  const TempDir dir;
+  write_good(dir);
+  const std::string name(300, 'x');
+  write_file(dir / kIndex, index_json({{"a", name}}, -1));
+  CHECK(open_error(dir) ==
+        dir / kIndex + ": expected 1 shards in the directory, 1 missing: '" + name + "'");
+}
+
 TEST_CASE("The check names what is missing or has another shape or dtype") {
   const TempDir dir;
   const std::string path = dir / "model.safetensors";
