@@ -1,6 +1,7 @@
 #include "lib/model/config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <optional>
 #include <set>
@@ -19,6 +20,8 @@ constexpr const char* kArchitecture = "DeepseekV2ForCausalLM";
 constexpr int64_t kMaxSize = 1 << 20;
 constexpr int64_t kMaxVocab = 1 << 24;
 constexpr int64_t kMaxCount = 1 << 12;  // layers, experts
+// Of YaRN's numbers: what is computed from them stays finite.
+constexpr double kMaxYarn = 1e6;
 
 // Keys that this file reads, and keys that say nothing about what is computed: of training, of the
 // Python code, of defaults of a generate() call.
@@ -68,6 +71,14 @@ double get_positive(const Json& object, const char* key, std::string_view what) 
   const double value = get_number(object, key, what);
   if (!(value > 0.0)) fail("{}: field '{}': expected above 0, found {}", what, key, value);
   return value;
+}
+
+float get_positive_float(const Json& c, const char* key) {
+  const double value = get_positive(c, key, kWhat);
+  const auto rounded = static_cast<float>(value);
+  if (!(rounded > 0.0f) || !std::isfinite(rounded))
+    fail("{}: field '{}': expected a number that a float holds, found {}", kWhat, key, value);
+  return rounded;
 }
 
 // For fields whose only served value is what an absent field means.
@@ -134,7 +145,7 @@ void read_sizes(const Json& c, ModelConfig& m) {
     fail("{}: field 'qk_head_dim': expected qk_nope_head_dim + qk_rope_head_dim = {}, found {}",
          kWhat, qk, *dim);
   m.max_position_embeddings = get_size(c, "max_position_embeddings", INT32_MAX);
-  m.rms_norm_eps = static_cast<float>(get_positive(c, "rms_norm_eps", kWhat));
+  m.rms_norm_eps = get_positive_float(c, "rms_norm_eps");
   require_text(c, "hidden_act", "silu");
   require_false(c, "attention_bias");
   require_false(c, "mlp_bias");
@@ -206,7 +217,7 @@ void read_feed_forward(const Json& c, ModelConfig& m) {
   if (int64_t{m.num_shared_experts} * m.moe_intermediate_size > INT32_MAX)
     fail("{}: field 'n_shared_experts': expected a shared width of at most {}, found {} x {}",
          kWhat, INT32_MAX, m.num_shared_experts, m.moe_intermediate_size);
-  m.routed_scaling_factor = static_cast<float>(get_positive(c, "routed_scaling_factor", kWhat));
+  m.routed_scaling_factor = get_positive_float(c, "routed_scaling_factor");
   read_groups(c, m);
 }
 
@@ -232,14 +243,21 @@ void read_yarn(const Json& c, const Json& rope, const std::string& what, ModelCo
   // An absent beta is 32 and 1 in the paper and in all modelling code.
   if (present(rope, "beta_fast")) yarn.beta_fast = get_positive(rope, "beta_fast", what);
   if (present(rope, "beta_slow")) yarn.beta_slow = get_positive(rope, "beta_slow", what);
+  for (const auto& [key, value] :
+       {std::pair("beta_fast", yarn.beta_fast), std::pair("beta_slow", yarn.beta_slow)})
+    if (value < 1.0 / kMaxYarn)
+      fail("{}: field '{}': expected at least {}, found {}", what, key, 1.0 / kMaxYarn, value);
   if (yarn.beta_fast < yarn.beta_slow)
     fail("{}: field 'beta_fast': expected at least beta_slow = {}, found {}", what, yarn.beta_slow,
          yarn.beta_fast);
   yarn.mscale = find_number(rope, "mscale", what).value_or(0.0);
   yarn.mscale_all_dim = find_number(rope, "mscale_all_dim", what).value_or(0.0);
   for (const auto& [key, value] :
-       {std::pair("mscale", yarn.mscale), std::pair("mscale_all_dim", yarn.mscale_all_dim)})
+       {std::pair("mscale", yarn.mscale), std::pair("mscale_all_dim", yarn.mscale_all_dim)}) {
     if (value < 0.0) fail("{}: field '{}': expected 0 or more, found {}", what, key, value);
+    if (value > kMaxYarn)
+      fail("{}: field '{}': expected at most {}, found {}", what, key, kMaxYarn, value);
+  }
   // Other software puts max_position_embeddings here where it is absent, which shifts every
   // frequency; so it is required.
   const int64_t original = get_int(rope, "original_max_position_embeddings", what);

@@ -1,5 +1,7 @@
 #include "lib/model/config.h"
 
+#include <fmt/format.h>
+
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -373,6 +375,24 @@ TEST_CASE("Rope objects that are not understood are refused by name") {
   CHECK(set_error("original_max_position_embeddings", 64) ==
         "field 'original_max_position_embeddings': expected 4096 as in config.json: rope_scaling, "
         "found 64");
+}
+
+TEST_CASE("Numbers that a float does not hold are refused") {
+  for (const char* key : {"rms_norm_eps", "routed_scaling_factor"}) {
+    CHECK(set_error(key, 1e39) ==
+          fmt::format("field '{}': expected a number that a float holds, found 1e+39", key));
+    CHECK(set_error(key, 1e-60) ==
+          fmt::format("field '{}': expected a number that a float holds, found 1e-60", key));
+  }
+  // Their product with a logarithm, squared, is what scales the scores.
+  CHECK(rope_error("mscale", 1e300) ==
+        "rope_scaling: field 'mscale': expected at most 1000000, found 1e+300");
+  CHECK(rope_error("mscale_all_dim", 1e300) ==
+        "rope_scaling: field 'mscale_all_dim': expected at most 1000000, found 1e+300");
+  json rope = base()["rope_scaling"];
+  rope["beta_fast"] = rope["beta_slow"] = 1e-320;  // the range began at infinity: NaN frequencies
+  CHECK(set_error("rope_scaling", rope) ==
+        "rope_scaling: field 'beta_fast': expected at least 1e-06, found 1e-320");
 }
 
 TEST_CASE("YaRN without the original context is refused and never filled in") {
