@@ -21,8 +21,10 @@ struct Loaded {
   DeviceMemory memory;
   std::string fingerprint;
   TextFiles text;
-  std::vector<MemoryPlan> plans;         // one a mode
-  std::optional<Checkpoint> checkpoint;  // until the weights are loaded; absent with dummy ones
+  std::vector<MemoryPlan> plans;  // one a mode
+  // Until the weights are loaded; absent with dummy ones. Before the backend, whose threads read
+  // it.
+  std::optional<Checkpoint> checkpoint;
   std::unique_ptr<Backend> backend;
   ModelWeights weights;
   std::unique_ptr<Model> model;

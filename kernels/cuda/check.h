@@ -9,8 +9,9 @@ namespace mla::cuda {
 
 // Throws Error with CUDA's own words and the name of what was tried.
 inline void check(cudaError_t status, const char* what) {
-  if (status != cudaSuccess)
-    fail("CUDA: {}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));
+  if (status == cudaSuccess) return;
+  (void)cudaGetLastError();  // not to be blamed on the next call
+  fail("CUDA: {}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
 #define MLA_CUDA_CHECK(call) ::mla::cuda::check((call), #call)

@@ -58,6 +58,10 @@ void expect_multiple(int64_t unit, const char* what, int64_t value) {
     fail("--device cuda: {}: expected a multiple of {}, found {}", what, unit, value);
 }
 
+void expect_at_most(const char* what, int64_t most, int64_t value) {
+  if (value > most) fail("--device cuda: {}: expected at most {}, found {}", what, most, value);
+}
+
 void expect_size(const char* what, int64_t expected, int64_t found) {
   if (found != expected)
     fail("--device cuda: {}: expected {}, as DeepSeek-V2 has it, found {}; --device cpu serves it",
@@ -85,9 +89,12 @@ void CudaCounter::check(const ModelShape& s) const {
   expect_multiple(16, "moe_intermediate_size", s.I);
   expect_multiple(16, "q_lora_rank", s.q_rank);
   expect_multiple(8, "n_routed_experts", s.E);
-  if (s.E > 160 || s.K > 16)
-    fail("--device cuda: expected at most 160 routed experts and 16 a token, found {} and {}", s.E,
-         s.K);
+  expect_at_most("experts, routed and shared", kMaxMatrices, s.E + s.S);
+  expect_at_most("num_experts_per_tok", kMaxTopK, s.K);
+  expect_at_most("hidden_size", kMaxNorm, s.H);
+  expect_at_most("q_lora_rank", kMaxNorm, s.q_rank);
+  expect_at_most("vocab_size", kMaxVocab, s.vocab);
+  expect_at_most("--max-num-seqs", kMaxSamples, s.max_samples);
 }
 
 size_t CudaCounter::scratch_bytes(const ModelShape& shape) const {
@@ -183,6 +190,7 @@ uint64_t CudaBackend::memory_in_use() const {
 }
 
 void CudaBackend::use_scratch(void* base, const ModelShape& shape) {
+  pool_.reset();  // the weights are there: its threads and pinned memory go
   size_t bytes;
   scratch_ = Scratch::carve(base, shape, bytes);
   scratch_shape_ = shape;
@@ -192,9 +200,10 @@ void CudaBackend::use_scratch(void* base, const ModelShape& shape) {
 const Scratch& CudaBackend::scratch(const ModelShape& n) {
   const ModelShape& have = scratch_shape_;
   const bool fits = n.H * n.K * n.max_mlp_rows <= have.H * have.K * have.max_mlp_rows &&
-                    n.E <= have.E && n.N <= have.N && n.max_splits <= have.max_splits &&
-                    n.max_rows <= have.max_rows && n.max_samples <= have.max_samples &&
-                    n.vocab <= have.vocab;
+                    n.K * n.max_mlp_rows <= have.K * have.max_mlp_rows &&
+                    n.max_mlp_rows <= have.max_mlp_rows && n.E <= have.E && n.N <= have.N &&
+                    n.max_splits <= have.max_splits && n.max_rows <= have.max_rows &&
+                    n.max_samples <= have.max_samples && n.vocab <= have.vocab;
   if (fits && scratch_shape_.max_rows > 0) return scratch_;
   if (scratch_given_) fail("an op needs more scratch than the model's shape has");
   ModelShape grown = n;
@@ -269,11 +278,14 @@ void CudaBackend::set_rows(const Matrix& matrix, int64_t expert, int64_t row_beg
 
 void CudaBackend::finish_matrix(Matrix& matrix) {
   if (pool_) pool_->drain();
-  if (matrix.kind == MatrixKind::kv_b) transpose_uk(matrix, launch_.stream);
+  if (matrix.kind != MatrixKind::kv_b) return;
+  transpose_uk(matrix, launch_.stream);
+  synchronize();  // products read weights before the kernels in front of them have ended
 }
 
 bool CudaBackend::fill_normal(const Matrix& m, uint64_t seed, float deviation) {
   cuda::fill_normal(m.data, m.experts * m.rows * m.cols, seed, deviation, launch_.stream);
+  synchronize();  // as in finish_matrix
   return true;
 }
 

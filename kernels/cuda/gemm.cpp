@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "lib/base/error.h"
+
 namespace mla::cuda {
 namespace {
 
@@ -39,6 +41,8 @@ void grouped(const Gemm& g, Launch to) {
 }  // namespace
 
 void gemm(const Gemm& g, Launch to) {
+  if (g.a_step != 0 && g.k % 128 != 0)
+    fail("a product over columns of A: expected a multiple of 128 columns, found {}", g.k);
   switch (g.rows.mode) {
     case GemmRows::Mode::pages:
       if (g.rows.num_tiles > 0) gemm_tile(g, to);

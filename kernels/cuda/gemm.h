@@ -46,7 +46,7 @@ struct GemmRows {
 
 struct Gemm {
   // A [a_rows, a_cols], rows a_stride elements apart. Matrix e reads columns [e·a_step, … + k); k
-  // is a multiple of 64 where a_step is not 0, as the last box reads on.
+  // is a multiple of 128 where a_step is not 0, as the last stage reads on.
   const void* a = nullptr;
   const void* a_shared = nullptr;  // grouped: [T, k], see GemmRows
   int64_t a_rows = 0, a_cols = 0, a_stride = 0, a_step = 0;

@@ -7,8 +7,6 @@
 
 namespace mla::cuda {
 
-constexpr int kMaxMatrices = 192;  // of a grouped product; its prefix sum lives in shared memory
-
 // What the kernels need of a Gemm, beside its tensor maps.
 struct GemmArgs {
   GemmRows rows;
@@ -62,7 +60,7 @@ struct Job {
 template <int TileA, int TileW>
 class JobList {
  public:
-  // Shared memory for Mode::grouped; filled by the whole block, which must synchronise after.
+  // Shared memory for Mode::grouped; filled by the first warp; the block must synchronise after.
   struct Storage {
     int32_t first_tile[kMaxMatrices + 1];  // of A, of each matrix
   };

@@ -36,7 +36,7 @@ struct Shape {
   static_assert(kShared <= 113 * 1024, "two blocks a multiprocessor");
 };
 
-// Tokens [first, first + staged) of the job's outputs through shared memory: registers hold columns
+// The job's outputs through shared memory, kStagedTokens at a time: registers hold columns
 // of W's rows, memory wants rows of tokens.
 template <int Tokens, Epilogue E>
 __device__ void write_outputs(const GemmArgs& g, const Job& job, const float (&d)[Tokens / 2],

@@ -16,6 +16,13 @@ inline constexpr int kQK = kP + kR;  // columns of a query head
 inline constexpr int kKV = kP + kV;  // columns of a head in the workspace
 inline constexpr int kCacheRow = kL + kR;
 
+// The most that the kernels take.
+inline constexpr int kMaxMatrices = 192;  // of a grouped product: experts, routed and shared
+inline constexpr int kMaxTopK = 16;       // routed experts of a token
+inline constexpr int kMaxNorm = 16384;    // elements of a normed row
+inline constexpr int kMaxVocab = 524288;
+inline constexpr int kMaxSamples = 65536;  // sampled rows
+
 // What a launcher needs to know of the device.
 struct Launch {
   cudaStream_t stream;

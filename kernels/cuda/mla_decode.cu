@@ -375,7 +375,7 @@ __device__ void attend_tile(Shared& s, Ring& ring, int visible, bool last, float
 // First latent column of the thread's team.
 __device__ int team_column() { return threadIdx.x / kTeamThreads * kTeamPanels * 64; }
 
-// O_lat [heads, L] of a row with a single split, from the accumulators. Lanes 4 apart hold
+// O_lat [heads, L] of a row with a single item, from the accumulators. Lanes 4 apart hold
 // neighbours in L: they exchange one column of a pair so that each stores two bf16 of one head.
 __device__ void write_output(const Accumulator& acc, __nv_bfloat16* to, int heads) {
   const int warp = threadIdx.x / 32 % kWarps, lane = threadIdx.x % 32, odd = lane / 4 % 2;

@@ -16,13 +16,14 @@
 namespace mla::cuda {
 namespace {
 
-constexpr int kMaxRows = 65536;  // of a call: as many arrival counters begin the scratch
-constexpr int kMaxTop = 32;      // top logprobs of a row: one a lane
+constexpr int kMaxRows = kMaxSamples;  // as many arrival counters begin the scratch
+constexpr int kMaxTop = 32;            // top logprobs of a row: one a lane
 constexpr int kScanThreads = 256;
 constexpr int kScanWarps = kScanThreads / 32;
 constexpr int kPerThread = 16;  // logits of a chunk or of a tile that a thread has
 constexpr int kChunk = kScanThreads * kPerThread;
 constexpr int kMaxChunks = kChunk / kMaxTop;  // so that the lists of a row's chunks fit a block
+static_assert(kMaxChunks * kChunk == kMaxVocab);
 constexpr int kDrawThreads = 512;
 constexpr int kDrawWarps = kDrawThreads / 32;
 constexpr int kTile = kDrawThreads * kPerThread;

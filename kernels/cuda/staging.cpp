@@ -21,6 +21,8 @@ Staging::~Staging() {
 
 std::byte* Staging::take(size_t bytes) {
   bytes = (bytes + 255) / 256 * 256;
+  if (bytes > half())
+    fail("pinned memory: expected at most {} bytes at once, found {}", half(), bytes);
   if (used_ + bytes > half()) {
     MLA_CUDA_CHECK(cudaEventRecord(sent_[current_], stream_));
     current_ ^= 1;

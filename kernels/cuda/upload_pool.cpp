@@ -1,5 +1,6 @@
 #include "kernels/cuda/upload_pool.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -11,6 +12,7 @@ namespace mla::cuda {
 namespace {
 
 constexpr size_t kStagingBytes = size_t{16} << 20;  // of a thread
+constexpr size_t kSliceBytes = size_t{2} << 20;     // of a source that is converted, at a time
 
 // Rows [first, first + rows) of the source as bf16 without gaps.
 void to_bf16_rows(const HostTensor& source, int64_t first, int64_t rows, bf16* out) {
@@ -31,15 +33,34 @@ void to_bf16_rows(const HostTensor& source, int64_t first, int64_t rows, bf16* o
     }
 }
 
+// A slice is whole groups of the placement, or whole rows where it is one group.
+void copy_converted(Staging& staging, const Placement& to, const HostTensor& source) {
+  const bool grouped = to.groups > 1;
+  const size_t row = static_cast<size_t>(source.cols) * 2;
+  const int64_t unit = grouped ? to.rows : 1;
+  const int64_t step = std::max<int64_t>(1, static_cast<int64_t>(kSliceBytes / row) / unit) * unit;
+  std::vector<bf16> rows(static_cast<size_t>(std::min(step, source.rows) * source.cols));
+  const size_t group = row * static_cast<size_t>(unit);
+  const size_t pitch = grouped ? row * static_cast<size_t>(to.pitch) : group;
+  for (int64_t first = 0; first < source.rows; first += step) {
+    const int64_t count = std::min(step, source.rows - first);
+    to_bf16_rows(source, first, count, rows.data());
+    std::byte* at = static_cast<std::byte*>(to.to) + static_cast<size_t>(first / unit) * pitch;
+    if (grouped) {
+      staging.upload_2d(at, pitch, rows.data(), group, group, static_cast<size_t>(count / unit));
+    } else {
+      staging.upload(at, rows.data(), static_cast<size_t>(count) * row);
+    }
+  }
+}
+
 void copy(Staging& staging, const Placement& to, const HostTensor& source) {
   const size_t row = static_cast<size_t>(source.cols) * 2;
   const size_t group = row * static_cast<size_t>(to.rows);
   const size_t pitch = row * static_cast<size_t>(to.pitch);
   const auto groups = static_cast<size_t>(to.groups);
   if (source.dtype != DType::bf16) {
-    std::vector<bf16> rows(static_cast<size_t>(source.rows * source.cols));
-    to_bf16_rows(source, 0, source.rows, rows.data());
-    staging.upload_2d(to.to, pitch, rows.data(), group, group, groups);
+    copy_converted(staging, to, source);
   } else if (source.row_stride == source.cols) {
     if (groups == 1) {
       staging.upload(to.to, source.data, group);
@@ -63,6 +84,7 @@ UploadPool::~UploadPool() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
+    tasks_.clear();  // their sources may be gone where loading has failed
   }
   changed_.notify_all();
   for (std::thread& thread : threads_) thread.join();

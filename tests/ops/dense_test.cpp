@@ -86,6 +86,53 @@ TEST_CASE("Memory is zeroed and weights may come in pieces of any dtype") {
   }
 }
 
+// Beyond what is copied or converted at a time.
+TEST_CASE("Large weights of any dtype arrive whole") {
+  const int64_t rows = 1056, cols = 4112;
+  for (const BackendCase& c : bf16_cases()) {
+    std::vector<float> values(at(rows * cols));
+    std::vector<bf16> rounded;
+    std::vector<uint16_t> halves;
+    std::mt19937 random(3);
+    for (float& value : values) {
+      const uint32_t fraction = random() % 64, e = random() % 4;  // exact in all three dtypes
+      value =
+          (1.0f + static_cast<float>(fraction) / 64.0f) * std::ldexp(1.0f, static_cast<int>(e) - 4);
+      rounded.push_back(to_bf16(value));
+      halves.push_back(static_cast<uint16_t>((e + 11) << 10 | fraction << 4));
+    }
+    const Floats x = random_values(c, cols, 1);
+    const auto result = [&](MatrixKind kind, DType stored, const void* data) {
+      Device dev(c);
+      Matrix m = dev->create_matrix(kind, 1, rows, cols, stored, 0, 0);
+      for (const int64_t first : {int64_t{0}, rows / 2})
+        dev->set_rows(
+            m, 0, first,
+            {.data = static_cast<const std::byte*>(data) + at(first * cols) * size_of(stored),
+             .dtype = stored,
+             .rows = rows / 2,
+             .cols = cols,
+             .row_stride = cols});
+      dev->finish_matrix(m);
+      const bool gated = kind == MatrixKind::gate_up;
+      const int64_t outputs = gated ? rows / 2 : rows;
+      void* out = dev.poisoned(outputs);
+      if (gated) {
+        dev->gated_linear({.x = dev.array(x), .w = m, .out = out, .T = 1});
+      } else {
+        dev->linear({.x = dev.array(x), .w = m, .out = out, .out_f32 = false, .T = 1});
+      }
+      return dev.read(out, outputs);
+    };
+    for (const MatrixKind kind : {MatrixKind::linear, MatrixKind::gate_up}) {
+      INFO(c.name);
+      const Floats want = result(kind, DType::bf16, rounded.data());
+      CHECK(same_bits(result(kind, DType::f32, values.data()), want));
+      CHECK(same_bits(result(kind, DType::f16, halves.data()), want));
+    }
+  }
+}
+
 TEST_CASE("Memory that cannot be had is an error with its name and size") {
   for (const BackendCase& c : backend_cases()) {
     Device dev(c);

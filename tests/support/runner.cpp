@@ -36,8 +36,10 @@ std::unique_ptr<Backend> make_backend(BackendKind kind, DType dtype, int threads
 #endif
 
 LoadedModel::LoadedModel(const std::string& dir, DType run_dtype, int threads, BackendKind kind)
-    : config(load_config(dir)), dtype(run_dtype), backend(make_backend(kind, run_dtype, threads)) {
-  Checkpoint checkpoint = Checkpoint::open(dir);
+    : config(load_config(dir)),
+      dtype(run_dtype),
+      checkpoint(Checkpoint::open(dir)),
+      backend(make_backend(kind, run_dtype, threads)) {
   std::vector<TensorSpec> specs;
   for (const TensorEntry& entry : tensor_table(config)) specs.push_back({entry.name, entry.shape});
   checkpoint.check(specs);

@@ -27,6 +27,7 @@ struct LoadedModel {
 
   ModelConfig config;
   DType dtype;
+  Checkpoint checkpoint;  // before the backend, whose threads read it while they load
   std::unique_ptr<Backend> backend;
   ModelWeights weights;
 };
