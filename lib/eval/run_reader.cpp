@@ -28,8 +28,8 @@ std::vector<int32_t> read_token_ids(const Json& object, const std::string& what)
   std::vector<int32_t> ids;
   ids.reserve(it->size());
   for (const Json& id : *it) {
-    if (!id.is_number_integer())
-      fail("{}: field 'token_ids': expected integers, found {}", what, describe(id));
+    if (!id.is_number_unsigned() || id.get<uint64_t>() > uint64_t{INT32_MAX})
+      fail("{}: field 'token_ids': expected token ids, found {}", what, describe(id));
     ids.push_back(id.get<int32_t>());
   }
   return ids;

@@ -323,6 +323,10 @@ TEST_CASE("torn and foreign lines are named") {
   CHECK(has(with(good.substr(0, good.size() - 30) + "\n"), "b/outputs.jsonl:4: not valid JSON"));
   CHECK(has(with("{\"id\":1}\n"), "outputs.jsonl:1: field 'status': expected a string"));
   CHECK(has(with("{\"id\":1,\"status\":\"ok\"}\n"), "outputs.jsonl:1: field 'token_ids'"));
+  const std::string ids = "{\"id\":1,\"status\":\"ok\",\"token_ids\":[";
+  for (const std::string id : {"-1", "4294967301", "1.5"})
+    CHECK(has(with(ids + id + "]}\n"),
+              "outputs.jsonl:1: field 'token_ids': expected token ids, found the number " + id));
   CHECK(has(with(good + good), "b/outputs.jsonl:5: the id \"q0\" appears twice"));
   CHECK(has(with("\n"), "outputs.jsonl:1: not valid JSON"));
 }
