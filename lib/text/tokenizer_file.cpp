@@ -10,8 +10,8 @@
 namespace mla {
 namespace {
 
-// Ids are rows of the embedding; a table of this many is far beyond any model's.
-constexpr int64_t kMaxId = int64_t{1} << 24;
+// Ids are rows of the embedding; a table of this many is beyond any model's, and small.
+constexpr int64_t kMaxId = int64_t{1} << 20;
 
 // The regex of ByteLevel where use_regex is true (GPT-2's).
 constexpr std::string_view kByteLevelRegex =

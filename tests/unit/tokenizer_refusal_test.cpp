@@ -61,12 +61,16 @@ TEST_CASE("A vocabulary that contradicts itself is refused") {
         "t.json: model: field 'vocab': expected an object with tokens, found a list");
   CHECK(with("/model/vocab/zz", 'a') == "t.json: model.vocab: tokens 'a' and 'zz' both have id 97");
   CHECK(with("/model/vocab/zz", -1) ==
-        "t.json: model.vocab: token 'zz': expected an id from 0 to 16777215, found the number -1");
+        "t.json: model.vocab: token 'zz': expected an id from 0 to 1048575, found the number -1");
   CHECK(with("/model/vocab/zz", 1 << 30) ==
-        "t.json: model.vocab: token 'zz': expected an id from 0 to 16777215, found the number "
+        "t.json: model.vocab: token 'zz': expected an id from 0 to 1048575, found the number "
         "1073741824");
+  // The table of ids would take 32 bytes each: of a file of a few bytes, half a GiB at 2^24.
+  CHECK(with("/model/vocab/zz", 1 << 20) ==
+        "t.json: model.vocab: token 'zz': expected an id from 0 to 1048575, found the number "
+        "1048576");
   CHECK(with("/model/vocab/zz", 3.5) ==
-        "t.json: model.vocab: token 'zz': expected an id from 0 to 16777215, found the number 3.5");
+        "t.json: model.vocab: token 'zz': expected an id from 0 to 1048575, found the number 3.5");
   Json json = small_tokenizer({});
   json["model"]["vocab"].erase("q");
   CHECK(error_of(json) == "t.json: model.vocab: no token 'q' for the byte 0x71");
@@ -159,7 +163,7 @@ TEST_CASE("An added token that cannot be honoured is refused") {
   CHECK(with("/added_tokens/0/content", "") ==
         "t.json: added_tokens[0]: field 'content': expected text, found none");
   CHECK(with("/added_tokens/0/id", -1) ==
-        "t.json: added_tokens[0]: field 'id': expected 0 to 16777215, found -1");
+        "t.json: added_tokens[0]: field 'id': expected 0 to 1048575, found -1");
   CHECK(with("/added_tokens/0/id", 97) ==
         "t.json: added_tokens[0]: id 97 of '<s>' is that of another token in the vocabulary");
   CHECK(with("/added_tokens/0/content", "a") ==
