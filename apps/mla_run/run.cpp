@@ -110,12 +110,16 @@ RunRecord first_record(const RunFlags& flags, const Loaded& loaded, const Memory
   return record;
 }
 
-void warn_unknown_fields(const RequestReader& reader, RunRecord& record) {
-  for (const auto& [name, field] : reader.unknown_fields()) {
-    record.warnings.push_back(fmt::format("unknown field '{}' in {} lines, first in line {}", name,
-                                          field.lines, field.first_line));
-    print_warnings({record.warnings.back()});
-  }
+void warn_of_lines(const RequestReader& reader, RunRecord& record) {
+  const auto warn = [&](const char* what, const auto& names) {
+    for (const auto& [name, field] : names) {
+      record.warnings.push_back(fmt::format("{} '{}' in {} lines, first in line {}", what, name,
+                                            field.lines, field.first_line));
+      print_warnings({record.warnings.back()});
+    }
+  };
+  warn("unknown field", reader.unknown_fields());
+  warn("this model answers for the model", reader.other_models());
 }
 
 int64_t peak_memory_bytes() {
@@ -170,6 +174,7 @@ bool run_mode(const RunFlags& flags, Loaded& loaded, const MemoryPlan& plan, Inp
               OutputWriter writer, const std::string& dir) {
   ReaderOptions reader_options;
   reader_options.defaults = flags.sampling.params(loaded.config.vocab_size);
+  reader_options.model = std::filesystem::absolute(flags.engine.model).lexically_normal().string();
   reader_options.vocab_size = loaded.config.vocab_size;
   reader_options.has_tokenizer = loaded.text.tokenizer.has_value();
   RequestReader reader(input.open(), flags.prompts, reader_options);
@@ -190,7 +195,7 @@ bool run_mode(const RunFlags& flags, Loaded& loaded, const MemoryPlan& plan, Inp
     progress.print();
     input.check_read();  // before the run calls itself finished
     writer.finish();
-    warn_unknown_fields(reader, record);
+    warn_of_lines(reader, record);
     record.counts = outcome.counts;
     record.summary = outcome.summary;
     record.summary["peak_memory_bytes"] = peak_memory_bytes();

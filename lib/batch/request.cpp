@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "lib/base/error.h"
+#include "lib/batch/request_fields.h"
 #include "lib/batch/request_parse.h"
 #include "lib/text/utf8.h"
 
@@ -33,7 +34,7 @@ std::string clean(std::string_view message) {
   return message.size() > kMaxMessage ? text + " …" : text;
 }
 
-Json parse_object(std::string_view line, std::string_view what) {
+Json parse_line_json(std::string_view line, std::string_view what) {
   Json value;
   try {
     value = parse_json(line, what);
@@ -44,11 +45,17 @@ Json parse_object(std::string_view line, std::string_view what) {
   return value;
 }
 
+std::string_view last_component(std::string_view path) {
+  while (path.size() > 1 && path.back() == '/') path.remove_suffix(1);
+  return path.substr(path.rfind('/') + 1);
+}
+
 }  // namespace
 
 BadLine make_bad_line(const Request& request, std::string_view code, std::string_view message) {
   return {.index = request.index,
           .line = request.line,
+          .openai = request.form != Form::simple,
           .id = request.id,
           .code = std::string(code),
           .message = clean(fmt::format("line {}: {}", request.line, message))};
@@ -102,19 +109,41 @@ void RequestReader::claim_id(const Json& id) {
   }
 }
 
-void RequestReader::note_unknown_fields(const Json& object) {
-  for (const std::string& field : unknown_field_names(object)) {
-    const std::string name = clean(field);
-    auto it = unknown_.find(name);
-    if (it == unknown_.end() && unknown_.size() >= kMaxUnknownNames) continue;
-    if (it == unknown_.end()) it = unknown_.insert({name, {.first_line = line_number_}}).first;
-    ++it->second.lines;
-  }
+void RequestReader::note(std::map<std::string, UnknownField>& fields, std::string_view name) const {
+  const std::string key = clean(name);
+  auto it = fields.find(key);
+  if (it == fields.end() && fields.size() >= kMaxUnknownNames) return;
+  if (it == fields.end()) it = fields.insert({key, {.first_line = line_number_}}).first;
+  ++it->second.lines;
+}
+
+void RequestReader::note_model(const Json& body) {
+  const Json* model = find_field(body, "model");
+  if (!model || !model->is_string() || options_.model.empty()) return;
+  const auto& name = model->get_ref<const std::string&>();
+  if (last_component(name) != last_component(options_.model)) note(other_models_, name);
+}
+
+Request RequestReader::parse_object(const Json& object, BadLine& bad, const std::string& what) {
+  bad.openai = openai_ = is_openai_line(object);
+  bad.id = bad.openai ? parse_custom_id(object, what) : parse_id(object, line_number_, what);
+  claim_id(bad.id);
+  const Form form = bad.openai ? parse_url(object, what) : Form::simple;
+  const Json& body = bad.openai ? object.at("body") : object;
+  Request request = parse_request(body, form, options_, bad.openai ? what + ": body" : what);
+  request.form = form;
+  request.model = last_component(options_.model);
+  for (const std::string& name : unknown_field_names(object, form)) note(unknown_, name);
+  if (bad.openai) note_model(body);
+  return request;
 }
 
 Record RequestReader::parse_line(int64_t index) {
   const std::string what = fmt::format("line {}", line_number_);
-  BadLine bad{.index = index, .line = line_number_};
+  // A line that cannot be read is answered in the form it seems to have, else in that of the last
+  // one before it: a reader of either form finds records of its form only.
+  const bool seems_openai = openai_ || line_.find("\"custom_id\"") != std::string::npos;
+  BadLine bad{.index = index, .line = line_number_, .openai = seems_openai};
   try {
     if (too_long_) {
       throw RequestError(
@@ -122,11 +151,7 @@ Record RequestReader::parse_line(int64_t index) {
           fmt::format("{}: expected at most {} bytes, found more", what, options_.max_line_bytes));
     }
     check_utf8(line_, what);
-    const Json object = parse_object(line_, what);
-    bad.id = parse_id(object, line_number_, what);
-    claim_id(bad.id);
-    Request request = parse_request(object, options_, what);
-    note_unknown_fields(object);
+    Request request = parse_object(parse_line_json(line_, what), bad, what);
     request.index = index;
     request.line = line_number_;
     request.id = bad.id;

@@ -48,12 +48,18 @@ inline constexpr const char* kContextLength = "context_length_exceeded";  // pro
 inline constexpr const char* kNotFinite = "logits_not_finite";
 }  // namespace error_code
 
+// Of a line, and so of the record that answers it: this program's own, or that of the OpenAI batch
+// API for /v1/completions or /v1/chat/completions.
+enum class Form : uint8_t { simple, completion, chat };
+
 using Prompt = std::variant<std::string, std::vector<int32_t>, std::vector<ChatMessage>>;
 
 struct Request {
   int64_t index = 0;  // of the record, from 0; blank lines do not count
   int64_t line = 0;   // physical, from 1
-  Json id;            // a string or an integer; by default the line number
+  Form form = Form::simple;
+  Json id;            // a string or an integer; by default the line number; custom_id of OpenAI's
+  std::string model;  // the name that an OpenAI record gives
   Prompt prompt;      // not empty; token ids are inside the vocabulary
   SamplingParams sampling;
   std::optional<std::string> answer;
@@ -62,6 +68,7 @@ struct Request {
 struct BadLine {
   int64_t index = 0;
   int64_t line = 0;
+  bool openai = false;  // the form of its record
   Json id;              // null where it could not be read
   std::string code;     // one of error_code
   std::string message;  // "line 7: field 'top_p': expected …, found …"
@@ -72,6 +79,7 @@ BadLine make_bad_line(const Request& request, std::string_view code, std::string
 
 struct ReaderOptions {
   SamplingParams defaults;    // of lines that do not say
+  std::string model;          // its path or name; OpenAI lines that name another one are noted
   int64_t vocab_size = 0;     // token ids lie in [0, vocab_size)
   bool has_tokenizer = true;  // false: text, messages and stop strings are bad lines
   size_t max_line_bytes = size_t{64} << 20;
@@ -95,6 +103,9 @@ class RequestReader {
   // Fields that no line may have, by name, so far; at most 100 names are kept.
   const std::map<std::string, UnknownField>& unknown_fields() const { return unknown_; }
 
+  // Models that OpenAI lines name and that are not this one, likewise.
+  const std::map<std::string, UnknownField>& other_models() const { return other_models_; }
+
   int64_t records() const { return records_; }  // returned so far
   int64_t bytes_read() const { return hash_.bytes(); }
   std::string input_hash() const { return hash_.hex(); }  // SHA-256 of the bytes read so far
@@ -102,8 +113,10 @@ class RequestReader {
  private:
   bool read_line();  // into line_, without the newline; false at the end
   Record parse_line(int64_t index);
+  Request parse_object(const Json& object, BadLine& bad, const std::string& what);
   void claim_id(const Json& id);
-  void note_unknown_fields(const Json& object);
+  void note(std::map<std::string, UnknownField>& fields, std::string_view name) const;
+  void note_model(const Json& body);
 
   std::istream& in_;
   std::string what_;
@@ -113,7 +126,8 @@ class RequestReader {
   int64_t line_number_ = 0;
   int64_t records_ = 0;
   std::unordered_set<std::string> ids_;  // as JSON text, so that 1 and "1" differ
-  std::map<std::string, UnknownField> unknown_;
+  std::map<std::string, UnknownField> unknown_, other_models_;
+  bool openai_ = false;  // the last line that could be read was of that form
   Sha256 hash_;
 };
 

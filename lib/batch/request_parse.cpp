@@ -1,99 +1,14 @@
 #include "lib/batch/request_parse.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <set>
+
+#include "lib/batch/request_fields.h"
 
 namespace mla {
 namespace {
 
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
-
-// Fields of other programs that would change the answer. They are served by saying nothing, or the
-// value that has no effect; anything else is refused rather than passed over.
-enum class Kind { number, boolean, empty, nothing };
-struct Unserved {
-  const char* name;
-  Kind kind;
-  double neutral;  // of a number; 0 or 1 of a boolean
-};
-constexpr Unserved kUnserved[] = {
-    {"n", Kind::number, 1},
-    {"best_of", Kind::number, 1},
-    {"presence_penalty", Kind::number, 0},
-    {"frequency_penalty", Kind::number, 0},
-    {"repetition_penalty", Kind::number, 1},
-    {"length_penalty", Kind::number, 1},
-    {"min_p", Kind::number, 0},
-    {"stream", Kind::boolean, 0},
-    {"echo", Kind::boolean, 0},
-    {"use_beam_search", Kind::boolean, 0},
-    {"include_stop_str_in_output", Kind::boolean, 0},
-    {"continue_final_message", Kind::boolean, 0},
-    {"skip_special_tokens", Kind::boolean, 1},
-    {"add_generation_prompt", Kind::boolean, 1},
-    {"logit_bias", Kind::empty, 0},
-    {"suffix", Kind::empty, 0},
-    {"tools", Kind::empty, 0},
-    {"bad_words", Kind::empty, 0},
-    {"tool_choice", Kind::nothing, 0},
-    {"response_format", Kind::nothing, 0},
-    {"structured_outputs", Kind::nothing, 0},
-    {"guided_json", Kind::nothing, 0},
-    {"guided_regex", Kind::nothing, 0},
-    {"guided_choice", Kind::nothing, 0},
-    {"guided_grammar", Kind::nothing, 0},
-    {"allowed_token_ids", Kind::nothing, 0},
-    {"truncate_prompt_tokens", Kind::nothing, 0},
-    {"prompt_logprobs", Kind::nothing, 0},
-    {"top_logprobs", Kind::nothing, 0},
-    {"chat_template", Kind::nothing, 0},
-    {"add_special_tokens", Kind::nothing, 0},
-};
-
-const std::set<std::string, std::less<>>& served_fields() {
-  static const std::set<std::string, std::less<>> names = {
-      "id",         "prompt",      "messages",      "answer", "max_tokens", "max_completion_tokens",
-      "min_tokens", "temperature", "top_k",         "top_p",  "seed",       "stop",
-      "ignore_eos", "logprobs",    "stop_token_ids"};
-  return names;
-}
-
-const Json* field(const Json& object, const char* key) {
-  const auto it = object.find(key);
-  return it == object.end() || it->is_null() ? nullptr : &*it;
-}
-
-[[noreturn]] void refuse(const char* key, const std::string& expected, const Json& found,
-                         std::string_view what) {
-  fail("{}: field '{}': expected {}, found {}", what, key, expected, describe(found));
-}
-
-[[noreturn]] void refuse_unsupported(std::string_view what, const std::string& message) {
-  throw RequestError(error_code::kUnsupported, fmt::format("{}: {}", what, message));
-}
-
-void check_unserved(const Json& object, std::string_view what) {
-  for (const Unserved& known : kUnserved) {
-    const Json* value = field(object, known.name);
-    if (!value) continue;
-    const bool boolean = known.kind == Kind::boolean;
-    if (known.kind == Kind::number && !value->is_number())
-      refuse(known.name, "a number", *value, what);
-    if (boolean && !value->is_boolean()) refuse(known.name, "true or false", *value, what);
-    if (known.kind == Kind::number && value->get<double>() == known.neutral) continue;
-    if (boolean && value->get<bool>() == (known.neutral != 0)) continue;
-    const bool empty = value->is_string() ? value->get_ref<const std::string&>().empty()
-                                          : value->is_structured() && value->empty();
-    if (known.kind == Kind::empty && empty) continue;
-    std::string neutral = "no such field";
-    if (known.kind == Kind::number) neutral = fmt::format("{}", known.neutral);
-    if (boolean) neutral = known.neutral != 0 ? "true" : "false";
-    refuse_unsupported(what, fmt::format("field '{}': {} is not supported, expected {}", known.name,
-                                         describe(*value), neutral));
-  }
-}
 
 std::optional<int64_t> ranged(const Json& object, const char* key, int64_t low, int64_t high,
                               std::string_view what) {
@@ -102,7 +17,7 @@ std::optional<int64_t> ranged(const Json& object, const char* key, int64_t low, 
     const std::string expected = high == kMaxInt
                                      ? fmt::format("an integer of at least {}", low)
                                      : fmt::format("an integer from {} to {}", low, high);
-    refuse(key, expected, *value, what);
+    refuse_field(key, expected, *value, what);
   }
   return value;
 }
@@ -136,11 +51,12 @@ std::vector<std::string> stop_strings(const Json& value, std::string_view what) 
     stop.push_back(value.get<std::string>());
   } else if (value.is_array()) {
     for (const Json& entry : value) {
-      if (!entry.is_string()) refuse("stop", "a string or a list of strings, each", entry, what);
+      if (!entry.is_string())
+        refuse_field("stop", "a string or a list of strings, each", entry, what);
       stop.push_back(entry.get<std::string>());
     }
   } else {
-    refuse("stop", "a string or a list of strings", value, what);
+    refuse_field("stop", "a string or a list of strings", value, what);
   }
   if (stop.size() > kMaxStopStrings) {
     fail("{}: field 'stop': expected at most {} strings, found {}", what, kMaxStopStrings,
@@ -150,6 +66,18 @@ std::vector<std::string> stop_strings(const Json& value, std::string_view what) 
     if (s.empty()) fail("{}: field 'stop': expected strings that are not empty, found \"\"", what);
   }
   return stop;
+}
+
+// Of a chat in OpenAI's form: `logprobs` says whether, `top_logprobs` how many.
+void parse_chat_logprobs(const Json& object, SamplingParams& p, std::string_view what) {
+  const auto wanted = find_bool(object, "logprobs", what);
+  const auto top = ranged(object, "top_logprobs", 0, kMaxLogprobs, what);
+  if (top && !wanted.value_or(false)) {
+    fail("{}: field 'top_logprobs': expected logprobs to be true with it, found {}", what,
+         wanted ? "false" : "no such field");
+  }
+  if (wanted && !*wanted) p.logprobs.reset();
+  if (wanted && *wanted) p.logprobs = static_cast<int32_t>(top.value_or(0));
 }
 
 void parse_lengths(const Json& object, bool chat, SamplingParams& p, std::string_view what) {
@@ -168,117 +96,173 @@ void parse_lengths(const Json& object, bool chat, SamplingParams& p, std::string
   }
 }
 
-SamplingParams parse_sampling(const Json& object, bool chat, const ReaderOptions& options,
-                              std::string_view what) {
+SamplingParams parse_sampling(const Json& object, Form form, bool chat,
+                              const ReaderOptions& options, std::string_view what) {
   SamplingParams p = options.defaults;
   if (const auto t = find_number(object, "temperature", what)) {
     p.temperature = static_cast<float>(*t);
     if (!(*t >= 0) || !std::isfinite(p.temperature))
-      refuse("temperature", "a finite number of at least 0", *t, what);
+      refuse_field("temperature", "a finite number of at least 0", *t, what);
   }
   if (const auto top_p = find_number(object, "top_p", what)) {
     p.top_p = static_cast<float>(*top_p);
     if (!(p.top_p > 0 && *top_p <= 1))
-      refuse("top_p", "a number above 0 and at most 1", *top_p, what);
+      refuse_field("top_p", "a number above 0 and at most 1", *top_p, what);
   }
   set_if(p.top_k, ranged(object, "top_k", -1, kMaxInt, what));
   parse_lengths(object, chat, p, what);
   if (const auto seed = find_int(object, "seed", what)) p.seed = seed;
-  if (const Json* stop = field(object, "stop")) p.stop = stop_strings(*stop, what);
-  if (const Json* ids = field(object, "stop_token_ids")) {
-    if (!ids->is_array()) refuse("stop_token_ids", "a list of token ids", *ids, what);
+  if (const Json* stop = find_field(object, "stop")) p.stop = stop_strings(*stop, what);
+  if (const Json* ids = find_field(object, "stop_token_ids")) {
+    if (!ids->is_array()) refuse_field("stop_token_ids", "a list of token ids", *ids, what);
     p.stop_token_ids = token_ids(*ids, "stop_token_ids", options.vocab_size, what);
   }
   if (const auto ignore = find_bool(object, "ignore_eos", what)) p.ignore_eos = *ignore;
-  set_if(p.logprobs, ranged(object, "logprobs", 0, kMaxLogprobs, what));
+  if (form == Form::chat) {
+    parse_chat_logprobs(object, p, what);
+  } else {
+    set_if(p.logprobs, ranged(object, "logprobs", 0, kMaxLogprobs, what));
+  }
   return p;
 }
 
+// A string, or a list of text parts, which are lines of one text as vLLM has it.
+std::string parse_content(const Json& message, std::string_view what) {
+  const Json* content = message.is_object() ? find_field(message, "content") : nullptr;
+  if (!content || !content->is_array()) return get_string(message, "content", what);
+  if (content->empty()) fail("{}: field 'content': expected at least one part, found none", what);
+  std::string text;
+  for (size_t i = 0; i < content->size(); ++i) {
+    const std::string where = fmt::format("{}: field 'content': part {}", what, i);
+    const std::string type = get_string((*content)[i], "type", where);
+    if (type != "text")
+      refuse_unsupported(where, fmt::format("expected the type \"text\", found \"{}\"", type));
+    if (i > 0) text += '\n';
+    text += get_string((*content)[i], "text", where);
+  }
+  return text;
+}
+
 std::vector<ChatMessage> parse_messages(const Json& list, std::string_view what) {
-  if (!list.is_array()) refuse("messages", "a list of messages", list, what);
+  if (!list.is_array()) refuse_field("messages", "a list of messages", list, what);
   if (list.empty()) fail("{}: field 'messages': expected at least one message, found none", what);
   std::vector<ChatMessage> messages;
   for (size_t i = 0; i < list.size(); ++i) {
     const std::string where = fmt::format("{}: message {}", what, i);
     for (const char* key : {"tool_calls", "function_call"}) {
-      if (list[i].is_object() && field(list[i], key))
+      if (list[i].is_object() && find_field(list[i], key))
         refuse_unsupported(where, fmt::format("field '{}' is not supported", key));
     }
-    messages.push_back({get_string(list[i], "role", where), get_string(list[i], "content", where)});
+    messages.push_back({get_string(list[i], "role", where), parse_content(list[i], where)});
   }
   return messages;
 }
 
-Prompt parse_prompt(const Json& object, const ReaderOptions& options, std::string_view what) {
-  const Json* prompt = field(object, "prompt");
-  const Json* messages = field(object, "messages");
+// OpenAI's prompt may be a list of prompts; a line of a batch has one.
+const Json& only_prompt(const Json& prompt, std::string_view what) {
+  if (!prompt.is_array() || prompt.empty() || prompt[0].is_number()) return prompt;
+  if (!prompt[0].is_string() && !prompt[0].is_array()) return prompt;
+  if (prompt.size() > 1) {
+    refuse_unsupported(what, fmt::format("field 'prompt': expected one prompt, found a list of {}",
+                                         prompt.size()));
+  }
+  return prompt[0];
+}
+
+Prompt parse_text_or_tokens(const Json& prompt, const ReaderOptions& options,
+                            std::string_view what) {
+  if (!prompt.is_string() && !prompt.is_array())
+    refuse_field("prompt", "a string or a list of token ids", prompt, what);
+  const bool empty =
+      prompt.is_string() ? prompt.get_ref<const std::string&>().empty() : prompt.empty();
+  if (empty) fail("{}: field 'prompt': expected at least one token, found an empty prompt", what);
+  if (prompt.is_string()) return prompt.get<std::string>();
+  return token_ids(prompt, "prompt", options.vocab_size, what);
+}
+
+Prompt parse_prompt(const Json& object, Form form, const ReaderOptions& options,
+                    std::string_view what) {
+  const Json* prompt = find_field(object, "prompt");
+  const Json* messages = find_field(object, "messages");
+  if (form != Form::simple) {
+    const bool chat = form == Form::chat;
+    const char* key = chat ? "messages" : "prompt";
+    if (!(chat ? messages : prompt) || (chat ? prompt : messages)) {
+      fail("{}: field '{}': expected it and no '{}', found {}", what, key,
+           chat ? "prompt" : "messages",
+           prompt && messages ? "both"
+           : prompt           ? "'prompt'"
+           : messages         ? "'messages'"
+                              : "neither");
+    }
+    if (chat) return parse_messages(*messages, what);
+    return parse_text_or_tokens(only_prompt(*prompt, what), options, what);
+  }
   if (!prompt == !messages) {
     fail("{}: expected one of the fields 'prompt' and 'messages', found {}", what,
          prompt ? "both" : "neither");
   }
-  if (messages) return parse_messages(*messages, what);
-  if (!prompt->is_string() && !prompt->is_array())
-    refuse("prompt", "a string or a list of token ids", *prompt, what);
-  const bool empty =
-      prompt->is_string() ? prompt->get_ref<const std::string&>().empty() : prompt->empty();
-  if (empty) fail("{}: field 'prompt': expected at least one token, found an empty prompt", what);
-  if (prompt->is_string()) return prompt->get<std::string>();
-  return token_ids(*prompt, "prompt", options.vocab_size, what);
+  return messages ? Prompt(parse_messages(*messages, what))
+                  : parse_text_or_tokens(*prompt, options, what);
+}
+
+// What a checkpoint without tokenizer.json cannot serve.
+void check_tokens_only(const Request& request, std::string_view what) {
+  const char* reason = "because the checkpoint has no tokenizer.json";
+  if (!std::holds_alternative<std::vector<int32_t>>(request.prompt)) {
+    const bool chat = std::holds_alternative<std::vector<ChatMessage>>(request.prompt);
+    fail("{}: field '{}': expected token ids, {}, found text", what, chat ? "messages" : "prompt",
+         reason);
+  }
+  if (!request.sampling.stop.empty())
+    fail("{}: field 'stop': expected none, {}, found {}", what, reason,
+         request.sampling.stop.size());
 }
 
 }  // namespace
 
 Json parse_id(const Json& object, int64_t line, std::string_view what) {
-  const Json* id = field(object, "id");
-  if (!id) id = field(object, "custom_id");
+  const Json* id = find_field(object, "id");
   if (!id) return line;
   if (!id->is_string() && !id->is_number_integer())
-    refuse("id", "a string or an integer", *id, what);
+    refuse_field("id", "a string or an integer", *id, what);
   return *id;
 }
 
-Request parse_request(const Json& object, const ReaderOptions& options, std::string_view what) {
-  for (const char* key : {"custom_id", "url", "method", "body"}) {
-    if (object.contains(key)) {
-      refuse_unsupported(what, fmt::format("field '{}': the OpenAI batch form is not supported, "
-                                           "expected 'id' and 'prompt' or 'messages'",
-                                           key));
-    }
-  }
-  check_unserved(object, what);
-  Request request;
-  request.prompt = parse_prompt(object, options, what);
-  const bool tokens = std::holds_alternative<std::vector<int32_t>>(request.prompt);
-  const bool chat = std::holds_alternative<std::vector<ChatMessage>>(request.prompt);
-  request.sampling = parse_sampling(object, chat, options, what);
-  request.answer = find_string(object, "answer", what);
-  if (!options.has_tokenizer && !tokens) {
-    fail(
-        "{}: field '{}': expected token ids, because the checkpoint has no tokenizer.json, found "
-        "text",
-        what, chat ? "messages" : "prompt");
-  }
-  if (!options.has_tokenizer && !request.sampling.stop.empty()) {
-    fail("{}: field 'stop': expected none, because the checkpoint has no tokenizer.json, found {}",
-         what, request.sampling.stop.size());
-  }
-  return request;
+bool is_openai_line(const Json& object) {
+  return object.contains("custom_id") || object.contains("method") || object.contains("url") ||
+         object.contains("body");
 }
 
-std::vector<std::string> unknown_field_names(const Json& object) {
-  std::set<std::string> names;
-  for (const auto& [name, value] : object.items()) {
-    const bool unserved = std::any_of(std::begin(kUnserved), std::end(kUnserved),
-                                      [&](const Unserved& known) { return name == known.name; });
-    if (!served_fields().contains(name) && !unserved) names.insert(name);
-    if (name != "messages" || !value.is_array()) continue;
-    for (const Json& message : value) {
-      if (!message.is_object()) continue;
-      for (const auto& [inner, ignored] : message.items())
-        if (inner != "role" && inner != "content") names.insert("messages[]." + inner);
-    }
+Json parse_custom_id(const Json& object, std::string_view what) {
+  return get_string(object, "custom_id", what);
+}
+
+Form parse_url(const Json& object, std::string_view what) {
+  const std::string method = get_string(object, "method", what);
+  if (method != "POST") fail("{}: field 'method': expected \"POST\", found \"{}\"", what, method);
+  const std::string url = get_string(object, "url", what);
+  const bool chat = url == "/v1/chat/completions";
+  if (!chat && url != "/v1/completions") {
+    fail("{}: field 'url': expected \"/v1/completions\" or \"/v1/chat/completions\", found \"{}\"",
+         what, url);
   }
-  return {names.begin(), names.end()};
+  const Json* body = find_field(object, "body");
+  if (!body) fail("{}: field 'body': expected an object, found nothing", what);
+  if (!body->is_object()) refuse_field("body", "an object", *body, what);
+  return chat ? Form::chat : Form::completion;
+}
+
+Request parse_request(const Json& body, Form form, const ReaderOptions& options,
+                      std::string_view what) {
+  check_unserved(body, form, what);
+  Request request;
+  request.prompt = parse_prompt(body, form, options, what);
+  const bool chat = std::holds_alternative<std::vector<ChatMessage>>(request.prompt);
+  request.sampling = parse_sampling(body, form, chat, options, what);
+  request.answer = find_string(body, "answer", what);
+  if (!options.has_tokenizer) check_tokens_only(request, what);
+  return request;
 }
 
 }  // namespace mla

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "lib/base/error.h"
+#include "lib/batch/openai.h"
 #include "lib/batch/run_record.h"
 
 namespace mla {
@@ -22,8 +23,7 @@ OrderedJson milliseconds(double value, const Result& result, const char* name) {
 
 OrderedJson logprobs_json(const Result& result) {
   OrderedJson list = OrderedJson::array();
-  // A float as a double is exact, and its shortest decimal form reads back to the same double.
-  const auto exact = [&](float x) { return finite(x, result, "logprob"); };
+  const auto exact = [&](float x) { return exact_logprob(x, result); };
   for (const TokenLogprob& entry : *result.logprobs) {
     OrderedJson top = OrderedJson::array();
     for (const auto& [token, logprob] : entry.top)
@@ -49,6 +49,8 @@ OrderedJson itl_json(const Result& result) {
   return itl;
 }
 
+}  // namespace
+
 OrderedJson timing_json(const Result& result) {
   const RequestTiming& t = result.timing;
   OrderedJson timing;
@@ -63,7 +65,10 @@ OrderedJson timing_json(const Result& result) {
   return timing;
 }
 
-}  // namespace
+// A float as a double is exact, and its shortest decimal form reads back to the same double.
+double exact_logprob(float logprob, const Result& result) {
+  return finite(logprob, result, "logprob");
+}
 
 void RequestTiming::schedule(double now_ms) {
   if (scheduled_) return;
@@ -90,6 +95,8 @@ Result make_result(const Request& request) {
   Result result;
   result.index = request.index;
   result.line = request.line;
+  result.form = request.form;
+  result.model = request.model;
   result.id = request.id;
   result.answer = request.answer;
   return result;
@@ -107,6 +114,7 @@ bool is_finite(const Result& result) {
 
 OrderedJson to_json(const Result& result) {
   if (!result.logprob_hash.finite()) finite(NAN, result, "logprob");
+  if (result.form != Form::simple) return openai_record(result);
   OrderedJson record;
   record["id"] = result.id;
   record["index"] = result.index;
@@ -127,6 +135,7 @@ OrderedJson to_json(const Result& result) {
 }
 
 OrderedJson to_json(const BadLine& bad) {
+  if (bad.openai) return openai_record(bad);
   OrderedJson record;
   record["id"] = bad.id;
   record["index"] = bad.index;

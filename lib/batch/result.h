@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -49,7 +50,9 @@ class RequestTiming {
 struct Result {
   int64_t index = 0;
   int64_t line = 0;
+  Form form = Form::simple;
   Json id;
+  std::string model;                // as Request::model
   std::optional<std::string> text;  // absent (null in the record) without a tokenizer
   std::vector<int32_t> token_ids;   // with a final EOS or stop token
   std::string finish_reason;        // "stop" or "length"
@@ -60,19 +63,28 @@ struct Result {
   std::optional<std::string> answer;
   std::optional<std::vector<int32_t>> prompt_token_ids;
   std::optional<std::vector<TokenLogprob>> logprobs;  // [token_ids.size()] where asked for
+  // What an OpenAI record says beside: the bytes of every token that `logprobs` names, where there
+  // is a tokenizer, and when the request ended, in seconds since 1970.
+  std::map<int32_t, std::string> token_bytes;
+  int64_t created = 0;
   RequestTiming timing;
 };
 
-// A result with the request's index, line, id and answer.
+// A result with the request's index, line, form, id, model and answer.
 Result make_result(const Request& request);
 
 // False when a logprob is NaN or infinite: such a request must be written as an error record with
 // error_code::kNotFinite instead.
 bool is_finite(const Result& result);
 
-// The record of outputs.jsonl. Logprobs read back to the same fp32 bits; timings are rounded to a
-// microsecond. Throws Error when a number is not finite: NaN is never printed.
+// The record of outputs.jsonl, in the form of its line. Logprobs read back to the same fp32 bits;
+// timings are rounded to a microsecond. Throws Error when a number is not finite: NaN is never
+// printed.
 OrderedJson to_json(const Result& result);
 OrderedJson to_json(const BadLine& bad);
+
+// Parts of a record that both forms have.
+OrderedJson timing_json(const Result& result);
+double exact_logprob(float logprob, const Result& result);  // throws Error where it is not finite
 
 }  // namespace mla

@@ -172,9 +172,23 @@ bool Engine::take(Live& live, const StepOutput& out, size_t row, double at_ms) {
   return !result.finish_reason.empty();
 }
 
+// An OpenAI record names tokens by their text, special ones too.
+void Engine::name_tokens(Result& result) const {
+  using namespace std::chrono;
+  result.created = duration_cast<seconds>(system_clock::now().time_since_epoch()).count();
+  if (!text_.tokenizer || !result.logprobs) return;
+  const auto name = [&](int32_t token) {
+    result.token_bytes.try_emplace(token, text_.tokenizer->token_bytes(token, false));
+  };
+  for (const TokenLogprob& entry : *result.logprobs) {
+    name(entry.token);
+    for (const auto& [token, logprob] : entry.top) name(token);
+  }
+}
+
 void Engine::finish(Live& live, const Sink& sink) {
   scheduler_.finish(live.request.index);
-  if (!live.finite) {
+  if (!live.finite || !is_finite(live.result)) {
     sink(make_bad_line(
         live.request, error_code::kNotFinite,
         fmt::format("the logits of token {} are not finite, or all its tokens are ruled out",
@@ -185,6 +199,7 @@ void Engine::finish(Live& live, const Sink& sink) {
     live.detokenizer.finish();
     live.result.text = live.detokenizer.text();
   }
+  if (live.result.form != Form::simple) name_tokens(live.result);
   sink(live.result);
 }
 

@@ -80,6 +80,7 @@ class Engine {
   RowSampling sampling_of(const Live& live, const SampleRow& row) const;
   // The sampled token of a row; true when the request has ended.
   bool take(Live& live, const StepOutput& out, size_t row, double at_ms);
+  void name_tokens(Result& result) const;
   void finish(Live& live, const Sink& sink);
   static double now_ms();
 

@@ -1,9 +1,12 @@
 #include "lib/eval/run_reader.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <string_view>
 
 #include "lib/base/error.h"
+#include "lib/batch/openai.h"
 #include "lib/batch/output.h"
 #include "lib/batch/request.h"
 
@@ -61,33 +64,110 @@ void read_logprobs(const Json& object, const std::string& what, OutputRecord& re
   }
 }
 
+const Json& object_at(const Json& object, const char* key, const std::string& what) {
+  const auto it = object.find(key);
+  if (it == object.end()) fail("{}: field '{}': expected an object, found nothing", what, key);
+  if (!it->is_object())
+    fail("{}: field '{}': expected an object, found {}", what, key, describe(*it));
+  return *it;
+}
+
+const Json& list_at(const Json& object, const char* key, size_t size, const std::string& what) {
+  const auto it = object.find(key);
+  if (it == object.end() || !it->is_array() || it->size() != size)
+    fail("{}: field '{}': expected a list of {} entries", what, key, size);
+  return *it;
+}
+
+std::optional<double> margin_of(std::vector<double> best) {
+  if (best.size() < 2) return std::nullopt;
+  std::sort(best.begin(), best.end(), std::greater<>());
+  return best[0] - best[1];
+}
+
+void read_chat_logprobs(const Json& logprobs, const std::string& what, OutputRecord& record) {
+  for (const Json& entry : list_at(logprobs, "content", record.token_ids.size(), what)) {
+    record.logprobs.push_back(static_cast<float>(get_number(entry, "logprob", what)));
+    std::vector<double> best;
+    for (const Json& top : entry.value("top_logprobs", Json::array()))
+      best.push_back(get_number(top, "logprob", what));
+    record.margins.push_back(margin_of(std::move(best)));
+  }
+}
+
+void read_completion_logprobs(const Json& logprobs, const std::string& what, OutputRecord& record) {
+  const size_t size = record.token_ids.size();
+  const Json& chosen = list_at(logprobs, "token_logprobs", size, what);
+  const Json& top = list_at(logprobs, "top_logprobs", size, what);
+  for (size_t i = 0; i < size; ++i) {
+    if (!chosen[i].is_number() || !top[i].is_object())
+      fail("{}: field 'logprobs': entry {}: expected a number and an object", what, i);
+    const double logprob = chosen[i].get<double>();
+    record.logprobs.push_back(static_cast<float>(logprob));
+    std::vector<double> best;
+    for (const auto& [token, value] : top[i].items()) {
+      if (!value.is_number()) fail("{}: field 'top_logprobs': expected numbers", what);
+      best.push_back(value.get<double>());
+    }
+    // Of two the lower may be the chosen token, which has a place whatever its rank.
+    const bool unsure = best.size() == 2 && logprob < std::max(best[0], best[1]);
+    record.margins.push_back(unsure ? std::nullopt : margin_of(std::move(best)));
+  }
+}
+
+void read_openai(const Json& object, const std::string& what, OutputRecord& record) {
+  const Json& body = openai_body(object, what);
+  if (!record.ok) {
+    record.error_code = get_string(object_at(body, "error", what), "code", what);
+    return;
+  }
+  const auto choices = body.find("choices");
+  if (choices == body.end() || !choices->is_array() || choices->empty())
+    fail("{}: field 'choices': expected a list of at least one choice", what);
+  const Json& choice = choices->front();
+  const bool chat = get_string(body, "object", what) == "chat.completion";
+  record.text = chat ? find_string(object_at(choice, "message", what), "content", what)
+                     : find_string(choice, "text", what);
+  record.token_ids = read_token_ids(choice, what);
+  record.logprob_hash = get_string(choice, "logprob_hash", what);
+  record.answer = find_string(body, "answer", what);
+  record.prompt_tokens = get_int(object_at(body, "usage", what), "prompt_tokens", what);
+  record.prefill_chunks =
+      find_int(object_at(body, "timing", what), "prefill_chunks", what).value_or(0);
+  const auto logprobs = choice.find("logprobs");
+  if (logprobs == choice.end() || logprobs->is_null()) return;
+  chat ? read_chat_logprobs(*logprobs, what, record)
+       : read_completion_logprobs(*logprobs, what, record);
+}
+
+void read_simple(const Json& object, const std::string& what, OutputRecord& record) {
+  if (!record.ok) {
+    record.error_code = get_string(object_at(object, "error", what), "code", what);
+    return;
+  }
+  record.text = find_string(object, "text", what);
+  record.token_ids = read_token_ids(object, what);
+  record.logprob_hash = get_string(object, "logprob_hash", what);
+  record.answer = find_string(object, "answer", what);
+  record.prompt_tokens = get_int(object, "prompt_tokens", what);
+  read_logprobs(object, what, record);
+  if (const auto timing = object.find("timing"); timing != object.end())
+    record.prefill_chunks = find_int(*timing, "prefill_chunks", what).value_or(0);
+}
+
 OutputRecord parse_record(const std::string& line, const std::string& what, int64_t number) {
   const Json object = parse_json(line, what);
-  const std::string status = get_string(object, "status", what);
-  if (status != "ok" && status != "error")
-    fail("{}: field 'status': expected \"ok\" or \"error\", found \"{}\"", what, status);
+  const bool openai = is_openai_record(object);
   OutputRecord record;
-  record.ok = status == "ok";
-  record.id = object.value("id", Json());
-  if (record.ok) {
-    if (!record.id.is_string() && !record.id.is_number_integer())
-      fail("{}: field 'id': expected a string or an integer, found {}", what, describe(record.id));
-    record.text = find_string(object, "text", what);
-    record.token_ids = read_token_ids(object, what);
-    record.logprob_hash = get_string(object, "logprob_hash", what);
-    record.answer = find_string(object, "answer", what);
-    record.prompt_tokens = get_int(object, "prompt_tokens", what);
-    read_logprobs(object, what, record);
-    if (const auto timing = object.find("timing"); timing != object.end())
-      record.prefill_chunks = find_int(*timing, "prefill_chunks", what).value_or(0);
-  } else {
-    const auto error = object.find("error");
-    if (error == object.end()) fail("{}: field 'error': expected an object, found nothing", what);
-    record.error_code = get_string(*error, "code", what);
-  }
+  record.ok = record_ok(object, what);
+  record.id = object.value(openai ? "custom_id" : "id", Json());
+  if (record.ok && !record.id.is_string() && !record.id.is_number_integer())
+    fail("{}: field 'id': expected a string or an integer, found {}", what, describe(record.id));
+  openai ? read_openai(object, what, record) : read_simple(object, what, record);
   const bool unique = !record.id.is_null() && record.error_code != error_code::kDuplicateId;
+  const Json& place = openai ? openai_body(object, what) : object;
   record.key = unique ? record.id.dump()
-                      : fmt::format("line {}", find_int(object, "line", what).value_or(number));
+                      : fmt::format("line {}", find_int(place, "line", what).value_or(number));
   return record;
 }
 

@@ -266,7 +266,7 @@ TEST_CASE("a prompt is text or token ids or messages and not empty") {
       {R"({"messages":[{"role":1,"content":""}]})", code,
        "line 1: message 0: field 'role': expected a string, found the number 1"},
       {R"({"messages":[{"role":"user","content":[]}]})", code,
-       "line 1: message 0: field 'content': expected a string, found a list"},
+       "line 1: message 0: field 'content': expected at least one part, found none"},
       {R"({"messages":["x"]})", code,
        "line 1: message 0: expected an object, found the string \"x\""},
   });
@@ -348,13 +348,6 @@ TEST_CASE("fields that would change the answer are refused as not supported") {
   good(R"({"prompt":"x","n":1,"stream":false,"presence_penalty":0,"frequency_penalty":0.0,)"
        R"("repetition_penalty":1,"min_p":0,"logit_bias":{},"prompt_logprobs":null,"suffix":"",)"
        R"("skip_special_tokens":true})");
-}
-
-TEST_CASE("the OpenAI batch form is refused under its own id") {
-  const BadLine b = bad(R"({"custom_id":"q9","method":"POST","url":"/v1/completions","body":{}})");
-  CHECK(b.id == "q9");
-  CHECK(b.code == "unsupported");
-  CHECK(b.message.find("the OpenAI batch form is not supported") != std::string::npos);
 }
 
 TEST_CASE("a checkpoint without a tokenizer serves token ids only") {

@@ -1,0 +1,190 @@
+#include "lib/batch/openai.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "lib/base/error.h"
+#include "lib/text/utf8.h"
+
+namespace mla {
+namespace {
+
+// Of a token without a text: there is no tokenizer. vLLM's name.
+std::string bytes_of(const Result& result, int32_t token) {
+  const auto it = result.token_bytes.find(token);
+  return it == result.token_bytes.end() ? fmt::format("token_id:{}", token) : it->second;
+}
+
+// Code points that begin in the bytes.
+int64_t code_points(std::string_view bytes) {
+  return std::count_if(bytes.begin(), bytes.end(),
+                       [](char c) { return (static_cast<uint8_t>(c) & 0xc0) != 0x80; });
+}
+
+// The k best by token text. The chosen one always has its place, so there may be k + 1.
+OrderedJson best_by_text(const Result& result, const TokenLogprob& entry) {
+  OrderedJson best = OrderedJson::object();
+  const auto add = [&](int32_t token, float logprob) {
+    const std::string text = token_text(bytes_of(result, token));
+    if (!best.contains(text)) best[text] = exact_logprob(logprob, result);
+  };
+  for (const auto& [token, logprob] : entry.top) add(token, logprob);
+  add(entry.token, entry.logprob);
+  return best;
+}
+
+OrderedJson completion_logprobs(const Result& result) {
+  OrderedJson tokens = OrderedJson::array(), logprobs = OrderedJson::array(),
+              top = OrderedJson::array(), offsets = OrderedJson::array();
+  int64_t offset = 0;
+  for (const TokenLogprob& entry : *result.logprobs) {
+    const std::string bytes = bytes_of(result, entry.token);
+    tokens.push_back(token_text(bytes));
+    logprobs.push_back(exact_logprob(entry.logprob, result));
+    top.push_back(best_by_text(result, entry));
+    offsets.push_back(offset);
+    offset += code_points(bytes);
+  }
+  return {{"text_offset", std::move(offsets)},
+          {"token_logprobs", std::move(logprobs)},
+          {"tokens", std::move(tokens)},
+          {"top_logprobs", std::move(top)}};
+}
+
+OrderedJson chat_token(const Result& result, int32_t token, float logprob) {
+  const std::string bytes = bytes_of(result, token);
+  OrderedJson numbers = OrderedJson::array();
+  for (const char c : bytes) numbers.push_back(static_cast<uint8_t>(c));
+  return {{"token", token_text(bytes)},
+          {"logprob", exact_logprob(logprob, result)},
+          {"bytes", std::move(numbers)}};
+}
+
+OrderedJson chat_logprobs(const Result& result) {
+  OrderedJson content = OrderedJson::array();
+  for (const TokenLogprob& entry : *result.logprobs) {
+    OrderedJson top = OrderedJson::array();
+    for (const auto& [token, logprob] : entry.top)
+      top.push_back(chat_token(result, token, logprob));
+    content.push_back(chat_token(result, entry.token, entry.logprob));
+    content.back()["top_logprobs"] = std::move(top);
+  }
+  return {{"content", std::move(content)}, {"refusal", nullptr}};
+}
+
+OrderedJson choice_json(const Result& result) {
+  const bool chat = result.form == Form::chat;
+  OrderedJson text = result.text ? OrderedJson(*result.text) : OrderedJson(nullptr);
+  OrderedJson choice;
+  choice["index"] = 0;
+  if (chat) {
+    choice["message"] = {{"role", "assistant"}, {"content", std::move(text)}, {"refusal", nullptr}};
+  } else {
+    choice["text"] = std::move(text);
+  }
+  choice["logprobs"] = !result.logprobs ? OrderedJson(nullptr)
+                       : chat           ? chat_logprobs(result)
+                                        : completion_logprobs(result);
+  choice["finish_reason"] = result.finish_reason;
+  choice["stop_reason"] = result.stop_reason;
+  choice["token_ids"] = result.token_ids;
+  choice["logprob_hash"] = result.logprob_hash.hex();
+  return choice;
+}
+
+OrderedJson usage_json(const Result& result) {
+  const auto completion = static_cast<int64_t>(result.token_ids.size());
+  return {{"prompt_tokens", result.prompt_tokens},
+          {"completion_tokens", completion},
+          {"total_tokens", result.prompt_tokens + completion},
+          {"prompt_tokens_details", {{"cached_tokens", result.cached_tokens}}}};
+}
+
+OrderedJson body_json(const Result& result) {
+  const bool chat = result.form == Form::chat;
+  OrderedJson body;
+  body["id"] = fmt::format("{}-{}", chat ? "chatcmpl" : "cmpl", result.index);
+  body["object"] = chat ? "chat.completion" : "text_completion";
+  body["created"] = result.created;
+  body["model"] = result.model;
+  body["choices"] = OrderedJson::array({choice_json(result)});
+  body["usage"] = usage_json(result);
+  if (result.prompt_token_ids) body["prompt_token_ids"] = *result.prompt_token_ids;
+  if (result.answer) body["answer"] = *result.answer;
+  body["index"] = result.index;
+  body["timing"] = timing_json(result);
+  return body;
+}
+
+OrderedJson envelope(int64_t index, const Json& id, int status, OrderedJson body) {
+  OrderedJson record;
+  record["id"] = fmt::format("batch_req_{}", index);
+  record["custom_id"] = id;
+  record["response"] = {{"status_code", status}, {"request_id", fmt::format("req_{}", index)}};
+  record["response"]["body"] = std::move(body);
+  record["error"] = nullptr;
+  return record;
+}
+
+// The field that a message of this program names: "line 7: body: field 'top_p': expected …".
+OrderedJson field_named_in(std::string_view message) {
+  constexpr std::string_view kField = "field '";
+  const size_t at = message.find(kField);
+  if (at == std::string_view::npos) return nullptr;
+  const std::string_view rest = message.substr(at + kField.size());
+  const size_t end = rest.find('\'');
+  if (end == std::string_view::npos) return nullptr;
+  return std::string(rest.substr(0, end));
+}
+
+}  // namespace
+
+std::string token_text(std::string_view bytes) {
+  if (find_invalid_utf8(bytes) == std::string_view::npos) return std::string(bytes);
+  std::string text = "bytes:";
+  for (const char c : bytes) text += fmt::format("\\x{:02x}", static_cast<uint8_t>(c));
+  return text;
+}
+
+OrderedJson openai_record(const Result& result) {
+  return envelope(result.index, result.id, 200, body_json(result));
+}
+
+OrderedJson openai_record(const BadLine& bad) {
+  OrderedJson error = {{"message", bad.message}, {"type", "invalid_request_error"}};
+  error["param"] = field_named_in(bad.message);
+  error["code"] = bad.code;
+  OrderedJson body;
+  body["error"] = std::move(error);
+  body["index"] = bad.index;
+  body["line"] = bad.line;
+  return envelope(bad.index, bad.id, 400, std::move(body));
+}
+
+bool is_openai_record(const Json& record) {
+  return record.is_object() && record.contains("custom_id");
+}
+
+const Json& openai_body(const Json& record, std::string_view what) {
+  const auto response = record.find("response");
+  if (response == record.end() || !response->is_object())
+    fail("{}: field 'response': expected an object", what);
+  const auto body = response->find("body");
+  if (body == response->end() || !body->is_object())
+    fail("{}: field 'response': expected an object with a body", what);
+  return *body;
+}
+
+int64_t record_index(const Json& record, std::string_view what) {
+  return get_int(is_openai_record(record) ? openai_body(record, what) : record, "index", what);
+}
+
+bool record_ok(const Json& record, std::string_view what) {
+  if (is_openai_record(record)) return !openai_body(record, what).contains("error");
+  const std::string status = get_string(record, "status", what);
+  if (status != "ok" && status != "error")
+    fail("{}: field 'status': expected \"ok\" or \"error\", found \"{}\"", what, status);
+  return status == "ok";
+}
+
+}  // namespace mla

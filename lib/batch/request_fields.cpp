@@ -1,0 +1,158 @@
+#include "lib/batch/request_fields.h"
+
+#include <algorithm>
+#include <set>
+
+namespace mla {
+namespace {
+
+using Names = std::set<std::string, std::less<>>;
+
+// Fields of other programs that would change the answer. They are served by saying nothing, or the
+// value that has no effect; anything else is refused rather than passed over.
+enum class Kind { number, boolean, empty, nothing, text_format };
+struct Unserved {
+  const char* name;
+  Kind kind;
+  double neutral;  // of a number; 0 or 1 of a boolean
+};
+constexpr Unserved kUnserved[] = {
+    {"n", Kind::number, 1},
+    {"best_of", Kind::number, 1},
+    {"presence_penalty", Kind::number, 0},
+    {"frequency_penalty", Kind::number, 0},
+    {"repetition_penalty", Kind::number, 1},
+    {"length_penalty", Kind::number, 1},
+    {"min_p", Kind::number, 0},
+    {"stream", Kind::boolean, 0},
+    {"echo", Kind::boolean, 0},
+    {"use_beam_search", Kind::boolean, 0},
+    {"include_stop_str_in_output", Kind::boolean, 0},
+    {"continue_final_message", Kind::boolean, 0},
+    {"skip_special_tokens", Kind::boolean, 1},
+    {"add_generation_prompt", Kind::boolean, 1},
+    {"logit_bias", Kind::empty, 0},
+    {"suffix", Kind::empty, 0},
+    {"tools", Kind::empty, 0},
+    {"functions", Kind::empty, 0},
+    {"bad_words", Kind::empty, 0},
+    {"tool_choice", Kind::nothing, 0},
+    {"function_call", Kind::nothing, 0},
+    {"audio", Kind::nothing, 0},
+    {"response_format", Kind::text_format, 0},
+    {"structured_outputs", Kind::nothing, 0},
+    {"guided_json", Kind::nothing, 0},
+    {"guided_regex", Kind::nothing, 0},
+    {"guided_choice", Kind::nothing, 0},
+    {"guided_grammar", Kind::nothing, 0},
+    {"allowed_token_ids", Kind::nothing, 0},
+    {"truncate_prompt_tokens", Kind::nothing, 0},
+    {"prompt_logprobs", Kind::nothing, 0},
+    {"top_logprobs", Kind::nothing, 0},
+    {"chat_template", Kind::nothing, 0},
+    {"add_special_tokens", Kind::nothing, 0},
+};
+
+// Fields of an OpenAI body that say nothing about the answer.
+const Names& ignored_fields() {
+  static const Names names = {
+      "model",        "user",           "metadata",          "store",
+      "service_tier", "stream_options", "safety_identifier", "parallel_tool_calls",
+      "request_id",   "priority",       "prompt_cache_key"};
+  return names;
+}
+
+bool is_served(std::string_view name, Form form) {
+  static const Names all = {"answer",         "max_tokens", "max_completion_tokens",
+                            "min_tokens",     "top_k",      "temperature",
+                            "top_p",          "seed",       "stop",
+                            "stop_token_ids", "ignore_eos", "logprobs"};
+  if (all.contains(name)) return true;
+  if (name == "prompt") return form != Form::chat;
+  if (name == "messages") return form != Form::completion;
+  if (name == "top_logprobs") return form == Form::chat;
+  if (name == "id") return form == Form::simple;
+  return form != Form::simple && ignored_fields().contains(name);
+}
+
+bool is_neutral(const Unserved& known, const Json& value) {
+  switch (known.kind) {
+    case Kind::number:
+      return value.get<double>() == known.neutral;
+    case Kind::boolean:
+      return value.get<bool>() == (known.neutral != 0);
+    case Kind::empty:
+      return value.is_string() ? value.get_ref<const std::string&>().empty()
+                               : value.is_structured() && value.empty();
+    case Kind::text_format:
+      return value == Json{{"type", "text"}};
+    case Kind::nothing:
+      return false;
+  }
+  return false;
+}
+
+std::string neutral_text(const Unserved& known) {
+  if (known.kind == Kind::number) return fmt::format("{}", known.neutral);
+  if (known.kind == Kind::boolean) return known.neutral != 0 ? "true" : "false";
+  return "no such field";
+}
+
+void add_unknown(const Json& object, Form form, const std::string& prefix, Names& names) {
+  for (const auto& [name, value] : object.items()) {
+    const bool unserved = std::any_of(std::begin(kUnserved), std::end(kUnserved),
+                                      [&](const Unserved& known) { return name == known.name; });
+    if (!is_served(name, form) && !unserved) names.insert(prefix + name);
+    if (name != "messages" || !value.is_array()) continue;
+    for (const Json& message : value) {
+      if (!message.is_object()) continue;
+      for (const auto& [inner, ignored] : message.items())
+        if (inner != "role" && inner != "content") names.insert(prefix + "messages[]." + inner);
+    }
+  }
+}
+
+}  // namespace
+
+const Json* find_field(const Json& object, const char* key) {
+  const auto it = object.find(key);
+  return it == object.end() || it->is_null() ? nullptr : &*it;
+}
+
+void refuse_field(const char* key, const std::string& expected, const Json& found,
+                  std::string_view what) {
+  fail("{}: field '{}': expected {}, found {}", what, key, expected, describe(found));
+}
+
+void refuse_unsupported(std::string_view what, const std::string& message) {
+  throw RequestError(error_code::kUnsupported, fmt::format("{}: {}", what, message));
+}
+
+void check_unserved(const Json& body, Form form, std::string_view what) {
+  for (const Unserved& known : kUnserved) {
+    const Json* value = find_field(body, known.name);
+    if (!value || is_served(known.name, form)) continue;
+    if (known.kind == Kind::number && !value->is_number())
+      refuse_field(known.name, "a number", *value, what);
+    if (known.kind == Kind::boolean && !value->is_boolean())
+      refuse_field(known.name, "true or false", *value, what);
+    if (is_neutral(known, *value)) continue;
+    refuse_unsupported(what, fmt::format("field '{}': {} is not supported, expected {}", known.name,
+                                         describe(*value), neutral_text(known)));
+  }
+}
+
+std::vector<std::string> unknown_field_names(const Json& line, Form form) {
+  Names names;
+  if (form == Form::simple) {
+    add_unknown(line, form, "", names);
+  } else {
+    for (const auto& [name, value] : line.items())
+      if (name != "custom_id" && name != "method" && name != "url" && name != "body")
+        names.insert(name);
+    add_unknown(line.at("body"), form, "body.", names);
+  }
+  return {names.begin(), names.end()};
+}
+
+}  // namespace mla

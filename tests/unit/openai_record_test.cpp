@@ -1,0 +1,186 @@
+// Records in OpenAI's form, and the reader that takes both forms.
+#include "lib/batch/openai.h"
+
+#include <cmath>
+#include <limits>
+
+#include "lib/base/error.h"
+#include "lib/batch/output.h"
+#include "lib/eval/run_reader.h"
+#include "tests/support/catch.h"
+
+namespace mla {
+namespace {
+
+Result sample(Form form) {
+  Result r;
+  r.index = 3;
+  r.line = 5;
+  r.form = form;
+  r.id = "q1";
+  r.model = "Lite";
+  r.text = "hé";
+  r.token_ids = {10, 11, 1};
+  r.finish_reason = "stop";
+  r.prompt_tokens = 7;
+  r.cached_tokens = 2;
+  r.created = 1700000000;
+  for (const float x : {-0.5f, -1.25f, -0.75f}) r.logprob_hash.add(x);
+  r.timing.arrive(100);
+  r.timing.schedule(101);
+  for (const double ms : {111, 113, 117}) r.timing.token(ms);
+  r.timing.prefill_chunks = 2;
+  return r;
+}
+
+// "h", the two bytes of "é" in two tokens.
+void add_logprobs(Result& r) {
+  r.token_ids = {10, 11, 12};
+  r.token_bytes = {{10, "h"}, {11, "\xc3"}, {12, "\xa9"}, {20, "x"}};
+  r.logprobs =
+      std::vector<TokenLogprob>{{.token = 10, .logprob = -0.5f, .top = {{10, -0.5f}, {20, -1.5f}}},
+                                {.token = 11, .logprob = -1.25f, .top = {{20, -0.25f}}},
+                                {.token = 12, .logprob = -0.75f, .top = {}}};
+}
+
+std::string timing() {
+  return R"("timing":{"queue":1.0,"prefill":10.0,"ttft":11.0,"tpot":3.0,"e2e":17.0,)"
+         R"("itl":{"mean":3.0,"p50":3.0,"p99":3.98,"max":4.0},"prefill_chunks":2})";
+}
+
+TEST_CASE("a completion is answered as OpenAI's batch output has it") {
+  Result r = sample(Form::completion);
+  CHECK(
+      dump_line(to_json(r)) ==
+      "{\"id\":\"batch_req_3\",\"custom_id\":\"q1\",\"response\":{\"status_code\":200,"
+      "\"request_id\":\"req_3\",\"body\":{\"id\":\"cmpl-3\",\"object\":\"text_completion\","
+      "\"created\":1700000000,\"model\":\"Lite\",\"choices\":[{\"index\":0,\"text\":\"h\xc3\xa9\","
+      "\"logprobs\":null,\"finish_reason\":\"stop\",\"stop_reason\":null,\"token_ids\":[10,11,1],"
+      "\"logprob_hash\":\"" +
+          r.logprob_hash.hex() +
+          "\"}],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":3,\"total_tokens\":10,"
+          "\"prompt_tokens_details\":{\"cached_tokens\":2}},\"index\":3," +
+          timing() + "}},\"error\":null}");
+}
+
+TEST_CASE("a chat is answered with a message") {
+  Result r = sample(Form::chat);
+  r.answer = "4";
+  const OrderedJson record = to_json(r);
+  const OrderedJson& body = record["response"]["body"];
+  CHECK(body["id"] == "chatcmpl-3");
+  CHECK(body["object"] == "chat.completion");
+  CHECK(body["answer"] == "4");
+  CHECK(body["choices"][0]["message"].dump() ==
+        "{\"role\":\"assistant\",\"content\":\"h\xc3\xa9\",\"refusal\":null}");
+  CHECK(body["choices"][0]["logprobs"].is_null());
+}
+
+TEST_CASE("logprobs of a completion are four lists and the chosen token always has its place") {
+  Result r = sample(Form::completion);
+  add_logprobs(r);
+  const OrderedJson record = to_json(r);
+  CHECK(record["response"]["body"]["choices"][0]["logprobs"].dump() ==
+        R"({"text_offset":[0,1,2],"token_logprobs":[-0.5,-1.25,-0.75],)"
+        R"("tokens":["h","bytes:\\xc3","bytes:\\xa9"],"top_logprobs":[{"h":-0.5,"x":-1.5},)"
+        R"({"x":-0.25,"bytes:\\xc3":-1.25},{"bytes:\\xa9":-0.75}]})");
+  r.token_bytes.clear();  // no tokenizer
+  const OrderedJson bare = to_json(r);
+  CHECK(bare["response"]["body"]["choices"][0]["logprobs"]["tokens"][1] == "token_id:11");
+}
+
+TEST_CASE("logprobs of a chat have the bytes of each token") {
+  Result r = sample(Form::chat);
+  add_logprobs(r);
+  const OrderedJson record = to_json(r);
+  const OrderedJson& logprobs = record["response"]["body"]["choices"][0]["logprobs"];
+  CHECK(logprobs["refusal"].is_null());
+  CHECK(logprobs["content"][0].dump() ==
+        R"({"token":"h","logprob":-0.5,"bytes":[104],"top_logprobs":[{"token":"h","logprob":-0.5,)"
+        R"("bytes":[104]},{"token":"x","logprob":-1.5,"bytes":[120]}]})");
+  CHECK(logprobs["content"][1]["bytes"].dump() == "[195]");
+  CHECK(logprobs["content"][2]["top_logprobs"].dump() == "[]");
+}
+
+TEST_CASE("NaN is never printed in OpenAI's form") {
+  Result r = sample(Form::completion);
+  add_logprobs(r);
+  r.logprobs->at(1).top[0].second = std::numeric_limits<float>::quiet_NaN();
+  CHECK_THROWS_AS(to_json(r), Error);
+}
+
+TEST_CASE("a failure has status 400 and OpenAI's error object") {
+  const BadLine bad{.index = 2,
+                    .line = 4,
+                    .openai = true,
+                    .id = "c",
+                    .code = "invalid_request",
+                    .message = "line 4: body: field 'top_p': expected x, found y"};
+  CHECK(dump_line(to_json(bad)) ==
+        R"({"id":"batch_req_2","custom_id":"c","response":{"status_code":400,"request_id":"req_2",)"
+        R"("body":{"error":{"message":"line 4: body: field 'top_p': expected x, found y",)"
+        R"("type":"invalid_request_error","param":"top_p","code":"invalid_request"},"index":2,)"
+        R"("line":4}},"error":null})");
+  const BadLine other{.openai = true, .code = "invalid_json", .message = "line 4: no field"};
+  CHECK(to_json(other)["response"]["body"]["error"]["param"].is_null());
+}
+
+TEST_CASE("index and success can be read from records of both forms") {
+  const auto json = [](const auto& item) { return parse_json(dump_line(to_json(item)), "record"); };
+  for (const Form form : {Form::simple, Form::completion, Form::chat}) {
+    const Json ok = json(sample(form));
+    CHECK(is_openai_record(ok) == (form != Form::simple));
+    CHECK(record_index(ok, "record") == 3);
+    CHECK(record_ok(ok, "record"));
+    const BadLine bad{.index = 8, .openai = form != Form::simple, .code = "c", .message = "m"};
+    CHECK(record_index(json(bad), "record") == 8);
+    CHECK_FALSE(record_ok(json(bad), "record"));
+  }
+  CHECK_THROWS_AS(record_ok(Json{{"status", "perhaps"}}, "record"), Error);
+  CHECK_THROWS_AS(record_index(Json{{"custom_id", "c"}}, "record"), Error);
+}
+
+TEST_CASE("the run reader reads the same from both forms") {
+  test::TempDir dir;
+  OutputWriter out({.dir = dir / "run", .input_path = ""});
+  int64_t index = 0;
+  for (const Form form : {Form::simple, Form::completion, Form::chat}) {
+    Result r = sample(form);
+    add_logprobs(r);
+    r.answer = "4";
+    r.index = index++;
+    r.id = fmt::format("q{}", r.index);
+    out.write(r.index, to_json(r));
+  }
+  BadLine bad{.index = index, .line = 9, .openai = true, .code = "invalid_json", .message = "m"};
+  out.write(bad.index, to_json(bad));
+  out.finish();
+
+  RunReader reader(dir / "run");
+  for (int i = 0; i < 3; ++i) {
+    const auto record = reader.next();
+    REQUIRE(record);
+    CHECK(record->ok);
+    CHECK(record->key == fmt::format("\"q{}\"", i));
+    CHECK(record->text == "hé");
+    CHECK(record->token_ids == std::vector<int32_t>{10, 11, 12});
+    CHECK(record->logprob_hash == sample(Form::simple).logprob_hash.hex());
+    CHECK(record->answer == "4");
+    CHECK(record->prompt_tokens == 7);
+    CHECK(record->prefill_chunks == 2);
+    CHECK(record->logprobs == std::vector<float>{-0.5f, -1.25f, -0.75f});
+    REQUIRE(record->margins.size() == 3);
+    CHECK(record->margins[0] == 1.0);
+    CHECK_FALSE(record->margins[1]);  // one best token and the chosen one
+    CHECK_FALSE(record->margins[2]);
+  }
+  const auto error = reader.next();
+  REQUIRE(error);
+  CHECK_FALSE(error->ok);
+  CHECK(error->error_code == "invalid_json");
+  CHECK(error->key == "line 9");
+  CHECK_FALSE(reader.next());
+}
+
+}  // namespace
+}  // namespace mla
