@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <set>
 
 #include "lib/base/error.h"
+#include "lib/base/json.h"
 #include "lib/text/utf8.h"
 
 namespace mla {
@@ -135,6 +137,7 @@ void SamplingFlags::add_draw_to(CLI::App& app, const char* group) {
 }
 
 void SamplingFlags::add_to(CLI::App& app) {
+  app_ = &app;
   const char* group = "Sampling, for lines that do not say";
   add_draw_to(app, group);
   app.add_option("--max-tokens", max_tokens,
@@ -154,6 +157,47 @@ void SamplingFlags::add_to(CLI::App& app) {
   app.add_flag("--ignore-eos", ignore_eos, "Go on after the end of sequence")->group(group);
   app.add_option("--logprobs", logprobs, "Log-probabilities of the k best tokens, 0 to 20")
       ->group(group);
+  app.add_option("--prompt-logprobs", prompt_logprobs,
+                 "Log-probabilities of the prompt's tokens and of the k best, 0 to 20")
+      ->group(group);
+  app.add_option("--generation-config", generation_config,
+                 "auto: temperature, top_p, top_k and max_new_tokens of the model's "
+                 "generation_config.json are the defaults of these options")
+      ->check(CLI::IsMember({"auto", "none"}))
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--add-bos", add_bos,
+                 "A BOS in front of text prompts; auto: as tokenizer_config.json's add_bos_token "
+                 "says. Token ids and chats never get one")
+      ->check(CLI::IsMember({"auto", "always", "never"}))
+      ->group(group)
+      ->capture_default_str();
+  app.add_flag("--return-token-ids", return_token_ids, "The prompt's token ids in the outputs")
+      ->group(group);
+}
+
+void SamplingFlags::take_generation_config(const std::string& model_dir) {
+  const std::string path = (std::filesystem::path(model_dir) / "generation_config.json").string();
+  if (generation_config != "auto" || !std::filesystem::exists(path)) return;
+  const Json config = parse_json(read_file(path), path);
+  const auto number = [&](const char* key, const char* option, float& value) {
+    const auto found = find_number(config, key, path);
+    if (found && app_->count(option) == 0) value = static_cast<float>(*found);
+  };
+  number("temperature", "--temperature", temperature);
+  number("top_p", "--top-p", top_p);
+  const auto integer = [&](const char* key, const char* option) -> std::optional<int32_t> {
+    const auto found = find_int(config, key, path);
+    if (!found || app_->count(option) > 0) return std::nullopt;
+    if (*found != static_cast<int32_t>(*found))
+      fail("{}: field '{}': expected an integer of 32 bits, found {}", path, key, *found);
+    return static_cast<int32_t>(*found);
+  };
+  top_k = integer("top_k", "--top-k").value_or(top_k);
+  if (const auto most = integer("max_new_tokens", "--max-tokens")) max_tokens = most;
+  for (const auto& [key, neutral] : {std::pair{"repetition_penalty", 1.0}, std::pair{"min_p", 0.0}})
+    if (const auto found = find_number(config, key, path); found && *found != neutral)
+      fail("{}: field '{}': {} is not supported, expected {}", path, key, *found, neutral);
 }
 
 SamplingParams SamplingFlags::params(int32_t vocab_size) const {
@@ -167,6 +211,8 @@ SamplingParams SamplingFlags::params(int32_t vocab_size) const {
   if (min_tokens < 0) usage_fail("--min-tokens: expected at least 0, found {}", min_tokens);
   if (logprobs && (*logprobs < 0 || *logprobs > kMaxLogprobs))
     usage_fail("--logprobs: expected 0 to {}, found {}", kMaxLogprobs, *logprobs);
+  if (prompt_logprobs && (*prompt_logprobs < 0 || *prompt_logprobs > kMaxLogprobs))
+    usage_fail("--prompt-logprobs: expected 0 to {}, found {}", kMaxLogprobs, *prompt_logprobs);
   if (max_tokens && min_tokens > *max_tokens)
     usage_fail("--min-tokens: expected at most the {} of --max-tokens, found {}", *max_tokens,
                min_tokens);
@@ -188,6 +234,11 @@ SamplingParams SamplingFlags::params(int32_t vocab_size) const {
   params.stop_token_ids = stop_token_ids;
   params.ignore_eos = ignore_eos;
   params.logprobs = logprobs;
+  params.prompt_logprobs = prompt_logprobs;
+  params.add_bos = add_bos == "always"  ? AddBos::always
+                   : add_bos == "never" ? AddBos::never
+                                        : AddBos::automatic;
+  params.return_token_ids = return_token_ids;
   return params;
 }
 

@@ -55,17 +55,25 @@ struct EngineFlags {
 struct SamplingFlags {
   float temperature = 0, top_p = 1;
   int32_t top_k = 0, min_tokens = 0;
-  std::optional<int32_t> max_tokens, logprobs;
+  std::optional<int32_t> max_tokens, logprobs, prompt_logprobs;
   int64_t seed = 0;
   std::vector<std::string> stop;
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
+  bool return_token_ids = false;
+  std::string add_bos = "auto", generation_config = "none";
 
   void add_to(CLI::App& app);
+  // With --generation-config auto: what the model's generation_config.json says becomes the value
+  // of the options that were not given. Call it after parsing.
+  void take_generation_config(const std::string& model_dir);
   // Only how a token is drawn: temperature, top-p, top-k, seed.
   void add_draw_to(CLI::App& app, const char* group);
   // Throws UsageError on a value out of range, naming the option. Token ids lie in [0, vocab_size).
   SamplingParams params(int32_t vocab_size) const;
+
+ private:
+  CLI::App* app_ = nullptr;
 };
 
 // "4096", "4G", "512MiB": bytes, K = 1024. Throws UsageError that names the option.

@@ -74,6 +74,11 @@ OrderedJson options_json(const RunFlags& flags, const Loaded& loaded, const Memo
       {"min_tokens", s.min_tokens},   {"stop", s.stop},   {"stop_token_ids", s.stop_token_ids},
       {"ignore_eos", s.ignore_eos},   {"seed", s.seed}};
   sampling["max_tokens"] = s.max_tokens ? OrderedJson(*s.max_tokens) : OrderedJson(nullptr);
+  sampling["prompt_logprobs"] =
+      s.prompt_logprobs ? OrderedJson(*s.prompt_logprobs) : OrderedJson(nullptr);
+  sampling["generation_config"] = s.generation_config;
+  sampling["add_bos"] = s.add_bos;
+  sampling["return_token_ids"] = s.return_token_ids;
   sampling["logprobs"] = s.logprobs ? OrderedJson(*s.logprobs) : OrderedJson(nullptr);
   return {{"chunked_prefill", plan.chunked ? "on" : "off"},
           {"max_num_batched_tokens", plan.limits.max_rows},
@@ -283,7 +288,10 @@ Command add_run(CLI::App& app) {
   app.add_option("--min-match", flags->min_match,
                  "With both: exit 4 when a smaller share of tokens or logprob hashes is identical")
       ->capture_default_str();
-  return [flags] { return run(*flags); };
+  return [flags] {
+    flags->sampling.take_generation_config(flags->engine.model);
+    return run(*flags);
+  };
 }
 
 }  // namespace mla

@@ -110,6 +110,7 @@ OrderedJson body_json(const Result& result) {
   body["choices"] = OrderedJson::array({choice_json(result)});
   body["usage"] = usage_json(result);
   if (result.prompt_token_ids) body["prompt_token_ids"] = *result.prompt_token_ids;
+  if (result.prompt_logprobs) body["prompt_logprobs"] = prompt_logprobs_json(result);
   if (result.answer) body["answer"] = *result.answer;
   body["index"] = result.index;
   body["timing"] = timing_json(result);

@@ -21,6 +21,10 @@ inline constexpr int32_t kDefaultMaxTokens = 16;  // of text and token prompts, 
 inline constexpr int kMaxLogprobs = 20;
 inline constexpr size_t kMaxStopStrings = 16;
 
+// Whether a text prompt gets a BOS in front: as the tokenizer's add_bos_token says, always, never.
+// One that has it already gets no second one.
+enum class AddBos : uint8_t { automatic, always, never };
+
 struct SamplingParams {
   float temperature = 0;  // 0: greedy; finite, >= 0
   int32_t top_k = 0;      // 0 or -1: off
@@ -33,7 +37,12 @@ struct SamplingParams {
   std::vector<std::string> stop;  // non-empty strings, at most kMaxStopStrings
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
-  std::optional<int32_t> logprobs;  // 0 .. kMaxLogprobs
+  std::optional<int32_t> logprobs, prompt_logprobs;  // 0 .. kMaxLogprobs
+
+  // Of the prompt and the record.
+  AddBos add_bos = AddBos::automatic;
+  bool return_token_ids = false;  // the prompt's, in the record
+  bool echo = false;              // completions: the prompt's text in front of the text
 };
 
 // The codes of error records that this library gives; the engine adds its own.

@@ -47,7 +47,6 @@ constexpr Unserved kUnserved[] = {
     {"guided_grammar", Kind::nothing, 0},
     {"allowed_token_ids", Kind::nothing, 0},
     {"truncate_prompt_tokens", Kind::nothing, 0},
-    {"prompt_logprobs", Kind::nothing, 0},
     {"top_logprobs", Kind::nothing, 0},
     {"chat_template", Kind::nothing, 0},
     {"add_special_tokens", Kind::nothing, 0},
@@ -63,14 +62,25 @@ const Names& ignored_fields() {
 }
 
 bool is_served(std::string_view name, Form form) {
-  static const Names all = {"answer",         "max_tokens", "max_completion_tokens",
-                            "min_tokens",     "top_k",      "temperature",
-                            "top_p",          "seed",       "stop",
-                            "stop_token_ids", "ignore_eos", "logprobs"};
+  static const Names all = {"answer",
+                            "max_tokens",
+                            "max_completion_tokens",
+                            "min_tokens",
+                            "top_k",
+                            "temperature",
+                            "top_p",
+                            "seed",
+                            "stop",
+                            "stop_token_ids",
+                            "ignore_eos",
+                            "logprobs",
+                            "return_token_ids",
+                            "prompt_logprobs"};
   if (all.contains(name)) return true;
   if (name == "prompt") return form != Form::chat;
   if (name == "messages") return form != Form::completion;
   if (name == "top_logprobs") return form == Form::chat;
+  if (name == "echo") return form == Form::completion;
   if (name == "id") return form == Form::simple;
   return form != Form::simple && ignored_fields().contains(name);
 }

@@ -118,10 +118,17 @@ SamplingParams parse_sampling(const Json& object, Form form, bool chat,
     p.stop_token_ids = token_ids(*ids, "stop_token_ids", options.vocab_size, what);
   }
   if (const auto ignore = find_bool(object, "ignore_eos", what)) p.ignore_eos = *ignore;
+  set_if(p.prompt_logprobs, ranged(object, "prompt_logprobs", 0, kMaxLogprobs, what));
+  if (const auto ids = find_bool(object, "return_token_ids", what)) p.return_token_ids = *ids;
   if (form == Form::chat) {
     parse_chat_logprobs(object, p, what);
   } else {
     set_if(p.logprobs, ranged(object, "logprobs", 0, kMaxLogprobs, what));
+  }
+  if (form == Form::completion) p.echo = find_bool(object, "echo", what).value_or(false);
+  if (p.echo && p.logprobs) {
+    refuse_unsupported(what,
+                       "field 'echo': with logprobs it is not supported, expected one of them");
   }
   return p;
 }

@@ -21,16 +21,21 @@ OrderedJson milliseconds(double value, const Result& result, const char* name) {
   return std::round(finite(value, result, name) * 1000) / 1000;
 }
 
-OrderedJson logprobs_json(const Result& result) {
-  OrderedJson list = OrderedJson::array();
+void add_logprobs(const std::vector<TokenLogprob>& entries, const Result& result,
+                  OrderedJson& list) {
   const auto exact = [&](float x) { return exact_logprob(x, result); };
-  for (const TokenLogprob& entry : *result.logprobs) {
+  for (const TokenLogprob& entry : entries) {
     OrderedJson top = OrderedJson::array();
     for (const auto& [token, logprob] : entry.top)
       top.push_back(OrderedJson::array({token, exact(logprob)}));
     list.push_back({{"token_id", entry.token}, {"logprob", exact(entry.logprob)}});
     list.back()["top"] = std::move(top);
   }
+}
+
+OrderedJson logprobs_json(const Result& result) {
+  OrderedJson list = OrderedJson::array();
+  add_logprobs(*result.logprobs, result, list);
   return list;
 }
 
@@ -63,6 +68,12 @@ OrderedJson timing_json(const Result& result) {
   timing["itl"] = itl_json(result);
   timing["prefill_chunks"] = t.prefill_chunks;
   return timing;
+}
+
+OrderedJson prompt_logprobs_json(const Result& result) {
+  OrderedJson list = OrderedJson::array({nullptr});
+  add_logprobs(*result.prompt_logprobs, result, list);
+  return list;
 }
 
 // A float as a double is exact, and its shortest decimal form reads back to the same double.
@@ -104,12 +115,15 @@ Result make_result(const Request& request) {
 
 bool is_finite(const Result& result) {
   if (!result.logprob_hash.finite()) return false;
-  if (!result.logprobs) return true;
-  return std::all_of(result.logprobs->begin(), result.logprobs->end(), [](const auto& entry) {
+  const auto entry_is_finite = [](const TokenLogprob& entry) {
     return std::isfinite(entry.logprob) &&
            std::all_of(entry.top.begin(), entry.top.end(),
                        [](const auto& pair) { return std::isfinite(pair.second); });
-  });
+  };
+  for (const auto& entries : {&result.logprobs, &result.prompt_logprobs})
+    if (*entries && !std::all_of((*entries)->begin(), (*entries)->end(), entry_is_finite))
+      return false;
+  return true;
 }
 
 OrderedJson to_json(const Result& result) {
@@ -130,6 +144,7 @@ OrderedJson to_json(const Result& result) {
   if (result.answer) record["answer"] = *result.answer;
   if (result.prompt_token_ids) record["prompt_token_ids"] = *result.prompt_token_ids;
   if (result.logprobs) record["logprobs"] = logprobs_json(result);
+  if (result.prompt_logprobs) record["prompt_logprobs"] = prompt_logprobs_json(result);
   record["timing"] = timing_json(result);
   return record;
 }

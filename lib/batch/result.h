@@ -63,6 +63,8 @@ struct Result {
   std::optional<std::string> answer;
   std::optional<std::vector<int32_t>> prompt_token_ids;
   std::optional<std::vector<TokenLogprob>> logprobs;  // [token_ids.size()] where asked for
+  // [prompt_tokens - 1] where asked for: nothing comes before the first token.
+  std::optional<std::vector<TokenLogprob>> prompt_logprobs;
   // What an OpenAI record says beside: the bytes of every token that `logprobs` names, where there
   // is a tokenizer, and when the request ended, in seconds since 1970.
   std::map<int32_t, std::string> token_bytes;
@@ -85,6 +87,7 @@ OrderedJson to_json(const BadLine& bad);
 
 // Parts of a record that both forms have.
 OrderedJson timing_json(const Result& result);
+OrderedJson prompt_logprobs_json(const Result& result);     // of result.prompt_logprobs
 double exact_logprob(float logprob, const Result& result);  // throws Error where it is not finite
 
 }  // namespace mla

@@ -66,10 +66,22 @@ std::vector<int32_t> Engine::tokenize(const Request& request) const {
     return text_.tokenizer->encode(text_.chat_template->render(*messages));
   }
   std::vector<int32_t> ids = text_.tokenizer->encode(std::get<std::string>(request.prompt));
-  const int32_t bos = text_.tokenizer->bos_id();
-  if (text_.tokenizer->add_bos() && bos >= 0 && (ids.empty() || ids.front() != bos))
-    ids.insert(ids.begin(), bos);
+  add_bos(request.sampling.add_bos, ids);
   return ids;
+}
+
+void Engine::add_bos(AddBos how, std::vector<int32_t>& ids) const {
+  if (how == AddBos::never) return;
+  if (how == AddBos::automatic && !text_.tokenizer->add_bos()) return;
+  const int32_t bos = text_.tokenizer->bos_id();
+  if (bos < 0 && how == AddBos::always) fail("a BOS is asked for, and the tokenizer has none");
+  if (bos >= 0 && (ids.empty() || ids.front() != bos)) ids.insert(ids.begin(), bos);
+}
+
+std::string Engine::prompt_text(const Request& request) const {
+  if (const auto* text = std::get_if<std::string>(&request.prompt)) return *text;
+  const auto* ids = std::get_if<std::vector<int32_t>>(&request.prompt);
+  return ids ? text_.tokenizer->decode(*ids) : "";
 }
 
 void Engine::add(Request request, const Sink& sink) {
@@ -109,6 +121,8 @@ void Engine::add(Request request, const Sink& sink) {
                                   kMaxBans, live->end_ids.size())));
   live->result.prompt_tokens = prompt_len;
   if (sampling.logprobs) live->result.logprobs.emplace();
+  if (sampling.prompt_logprobs) live->result.prompt_logprobs.emplace();
+  if (sampling.return_token_ids) live->result.prompt_token_ids = tokens;
   live->result.timing.arrive(now_ms());
   try {
     scheduler_.add(live->request.index, std::move(tokens), live->max_tokens);
@@ -198,6 +212,8 @@ void Engine::finish(Live& live, const Sink& sink) {
   if (text_.tokenizer) {
     live.detokenizer.finish();
     live.result.text = live.detokenizer.text();
+    if (live.request.sampling.echo)
+      live.result.text = prompt_text(live.request) + *live.result.text;
   }
   if (live.result.form != Form::simple) name_tokens(live.result);
   sink(live.result);
@@ -221,9 +237,38 @@ bool Engine::launch() {
   for (const int64_t id : plan.prefill_ids) live_.at(id)->result.timing.schedule(start);
   const double model_start = now_ms();
   model_.launch(plan, sampling);
+  take_prompt_logprobs(plan);
   times_.model_seconds += (now_ms() - model_start) / 1000;
   launched_.push_back({std::move(plan), start});
   return true;
+}
+
+void Engine::take_prompt_logprobs(const StepPlan& plan) {
+  for (size_t i = 0; i < plan.prefill.size(); ++i) {
+    Live& live = *live_.at(plan.prefill_ids[i]);
+    if (live.result.prompt_logprobs) take_prompt_logprobs(plan.prefill[i], live);
+  }
+}
+
+// The row of position p says how likely token p + 1 was.
+void Engine::take_prompt_logprobs(const PrefillSpan& span, Live& live) {
+  std::vector<TokenLogprob>& entries = *live.result.prompt_logprobs;
+  const std::vector<int32_t>& prompt = scheduler_.sequence(live.request.index).tokens;
+  const int32_t end = std::min(span.context + span.q_len, live.result.prompt_tokens - 1);
+  std::vector<int32_t> rows, tokens;
+  for (int32_t p = std::max(span.context, static_cast<int32_t>(entries.size())); p < end; ++p) {
+    rows.push_back(span.row_begin + p - span.context);
+    tokens.push_back(prompt[static_cast<size_t>(p) + 1]);
+  }
+  if (rows.empty()) return;
+  const auto found = model_.row_logprobs(rows, tokens, *live.request.sampling.prompt_logprobs);
+  const size_t top = found.top_ids.size() / rows.size();
+  for (size_t r = 0; r < rows.size(); ++r) {
+    TokenLogprob entry{.token = tokens[r], .logprob = found.logprobs[r], .top = {}};
+    for (size_t t = r * top; t < (r + 1) * top; ++t)
+      entry.top.emplace_back(found.top_ids[t], found.top_logprobs[t]);
+    entries.push_back(std::move(entry));
+  }
 }
 
 void Engine::collect(const Sink& sink) {

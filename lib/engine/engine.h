@@ -74,9 +74,15 @@ class Engine {
   };
 
   std::vector<int32_t> tokenize(const Request& request) const;
+  void add_bos(AddBos how, std::vector<int32_t>& ids) const;
+  std::string prompt_text(const Request& request) const;
   bool launch();
   void collect(const Sink& sink);
   void count(const Launched& step, double end);
+  // Of the prompts of the step that was launched last. What a request has by an earlier chunk, or
+  // from before it was preempted, stays.
+  void take_prompt_logprobs(const StepPlan& plan);
+  void take_prompt_logprobs(const PrefillSpan& span, Live& live);
   RowSampling sampling_of(const Live& live, const SampleRow& row) const;
   // The sampled token of a row; true when the request has ended.
   bool take(Live& live, const StepOutput& out, size_t row, double at_ms);

@@ -44,6 +44,18 @@ class Model {
   // Logits of rows of the last forward, on the device, [rows.size(), vocab]; at most max_seqs rows.
   const float* logits(std::span<const int32_t> rows);
 
+  // Log-softmax of the raw logits of rows of the last forward or launch: of one token a row, and of
+  // the `top` best (ties to the lower id), best first. Waits for the device. A row's numbers do not
+  // depend on the other rows; one whose logits are not finite gives NaN. The rows are computed in
+  // blocks, not all at once.
+  struct RowLogprobs {
+    std::vector<float> logprobs;      // [rows]
+    std::vector<int32_t> top_ids;     // [rows, top]
+    std::vector<float> top_logprobs;  // [rows, top]
+  };
+  RowLogprobs row_logprobs(std::span<const int32_t> rows, std::span<const int32_t> tokens,
+                           int32_t top);
+
   // Has the device do forward, logits and sampling of plan.samples, and waits for nothing;
   // sampling[i] belongs to plan.samples[i]. Throws Error with kMaxInFlight steps on their way.
   void launch(const StepPlan& plan, const std::vector<RowSampling>& sampling);

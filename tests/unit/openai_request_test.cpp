@@ -180,6 +180,22 @@ TEST_CASE("parameters that would change the answer of an OpenAI line are refused
   good(chat(R"(,"tools":[],"response_format":{"type":"text"})"));
 }
 
+TEST_CASE("echo is a completion's and token ids may be asked for by every line") {
+  CHECK(good(completion(R"("prompt":"x","echo":true)")).sampling.echo);
+  CHECK(bad(chat(R"(,"echo":true)")).code == "unsupported");
+  CHECK(bad(R"({"prompt":"x","echo":true})").code == "unsupported");
+  CHECK(bad(completion(R"("prompt":"x","echo":1)")).message ==
+        "line 1: body: field 'echo': expected true or false, found the number 1");
+  CHECK(bad(completion(R"("prompt":"x","echo":true,"logprobs":1)")).code == "unsupported");
+  CHECK(good(chat(R"(,"return_token_ids":true)")).sampling.return_token_ids);
+  CHECK(good(R"({"prompt":"x","return_token_ids":true})").sampling.return_token_ids);
+  ReaderOptions o = options();
+  o.defaults.return_token_ids = true;
+  CHECK(good(completion(R"("prompt":"x")"), o).sampling.return_token_ids);
+  CHECK_FALSE(
+      good(completion(R"("prompt":"x","return_token_ids":false)"), o).sampling.return_token_ids);
+}
+
 TEST_CASE("forms may be mixed and their ids are of one kind") {
   const auto records = read_all("{\"id\":\"c\",\"prompt\":\"a\"}\n" +
                                 completion(R"("prompt":"x")") + "\n{\"prompt\":\"b\"}\n");

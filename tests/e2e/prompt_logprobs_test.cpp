@@ -1,0 +1,90 @@
+// Log-probabilities of the prompt's tokens.
+#include <cmath>
+
+#include "tests/e2e/process.h"
+
+namespace mla::test {
+namespace {
+
+const std::string kModel = "-m " + source_path("examples/tiny-random") + " --device cpu --quiet ";
+
+std::vector<Json> outputs(const TempDir& dir, const std::string& options, const std::string& name) {
+  const ProcessResult result =
+      run_program(dir, kModel + options + " -o " + (dir / name) + " " + (dir / "p.jsonl"));
+  INFO(result.err);
+  REQUIRE(result.exit_code == 0);
+  return read_lines(dir / name + "/outputs.jsonl");
+}
+
+// Prompts of 1 to 254 tokens.
+std::string prompts() {
+  std::string text;
+  for (int i = 0; i < 12; ++i) {
+    Json ids = Json::array();
+    for (int t = 0; t < 1 + i * i * 2 + i; ++t) ids.push_back((t * 37 + i * 11) % 900);
+    text += Json{{"prompt", ids}, {"max_tokens", 40}, {"ignore_eos", true}}.dump() + "\n";
+  }
+  return text;
+}
+
+TEST_CASE("Prompt logprobs are the same bits in every chunk and mode and after preemptions") {
+  TempDir dir;
+  write_text(dir / "p.jsonl", prompts());
+  const auto whole = outputs(dir, "--prompt-logprobs 3", "whole");
+  const std::string chunked = "--prompt-logprobs 3 --chunked-prefill on ";
+  const auto cut = outputs(dir, chunked + "--max-num-batched-tokens 50", "cut");
+  const Json run = parse_json(read_file(dir / "cut/run.json"), "run.json");
+  const int64_t cache_bytes = run.at("memory_plan").at("bytes").at("KV blocks");
+  const int64_t page = cache_bytes / run.at("memory_plan").at("kv_pages").get<int64_t>();
+  const auto preempted = outputs(
+      dir,
+      chunked + "--max-num-batched-tokens 100 --max-model-len 320 --kv-cache-memory-bytes " +
+          std::to_string(page * 7),
+      "preempted");
+  const Json counts = parse_json(read_file(dir / "preempted/run.json"), "run.json").at("counts");
+  CHECK(counts.at("preemptions").get<int>() > 0);
+  const auto plain = outputs(dir, "", "plain");
+  REQUIRE(whole.size() == 12);
+  for (size_t i = 0; i < whole.size(); ++i) {
+    const Json& list = whole[i].at("prompt_logprobs");
+    CHECK(list.size() == whole[i].at("prompt_tokens").get<size_t>());
+    CHECK(list[0].is_null());
+    for (size_t t = 1; t < list.size(); ++t) {
+      CHECK(list[t].at("top").size() == 3);
+      CHECK(list[t].at("logprob").get<float>() <= list[t].at("top")[0][1].get<float>());
+    }
+    CHECK(cut[i].at("prompt_logprobs") == list);
+    CHECK(preempted[i].at("prompt_logprobs") == list);
+    // Asking for them changes nothing else.
+    CHECK_FALSE(plain[i].contains("prompt_logprobs"));
+    CHECK(plain[i].at("token_ids") == whole[i].at("token_ids"));
+    CHECK(plain[i].at("logprob_hash") == whole[i].at("logprob_hash"));
+  }
+}
+
+TEST_CASE("A prompt's logprobs are near those of the same tokens when they were generated") {
+  TempDir dir;
+  const Json prompt = {5, 6, 7, 8, 9};
+  const Json line = {{"prompt", prompt}, {"max_tokens", 6}, {"logprobs", 0}};
+  write_text(dir / "p.jsonl", line.dump() + "\n");
+  const Json generated = outputs(dir, "--ignore-eos", "a")[0].at("logprobs");
+  Json longer = prompt;
+  for (const Json& entry : generated) longer.push_back(entry.at("token_id"));
+  const Json body = {{"prompt", longer}, {"prompt_logprobs", 0}, {"max_tokens", 1}};
+  const Json openai = {
+      {"custom_id", "c"}, {"method", "POST"}, {"url", "/v1/completions"}, {"body", body}};
+  write_text(dir / "p.jsonl", openai.dump() + "\n");
+  const Json record = outputs(dir, "", "b")[0];
+  const Json& list = record.at("response").at("body").at("prompt_logprobs");
+  REQUIRE(list.size() == 11);
+  for (size_t i = 0; i < 6; ++i) {
+    const Json& entry = list[5 + i];
+    CHECK(entry.at("token_id") == generated[i].at("token_id"));
+    CHECK(entry.at("top").empty());
+    const double found = entry.at("logprob"), expected = generated[i].at("logprob");
+    CHECK(std::fabs(found - expected) < 0.05);
+  }
+}
+
+}  // namespace
+}  // namespace mla::test
