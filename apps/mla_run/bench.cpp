@@ -268,7 +268,8 @@ int bench(const BenchFlags& flags) {
     for (const Workload& workload : workloads) check_fits(workload, plan);
   // While the memory that it takes for itself is free.
   const DevicePeaks peaks = loaded->backend->measure_peaks();
-  load(flags.engine, flags.quiet, *loaded);
+  Progress progress("auto", flags.quiet);
+  load(flags.engine, flags.quiet, progress, *loaded);
 
   const WorkCounter counter(
       loaded->config, loaded->dtype == DType::f32 ? loaded->stored : DType::bf16, loaded->dtype);

@@ -11,6 +11,7 @@ using Command = std::function<int()>;
 
 Command add_run(CLI::App& app);
 Command add_compare(CLI::App& app);
+Command add_merge(CLI::App& app);
 Command add_plan(CLI::App& app);
 Command add_inspect(CLI::App& app);
 Command add_bench(CLI::App& app);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "apps/mla_run/interrupt.h"
 #include "lib/base/error.h"
 
 namespace mla {
@@ -59,7 +60,7 @@ std::unique_ptr<Loaded> prepare(const EngineFlags& flags) {
   return loaded;
 }
 
-void load(const EngineFlags& flags, bool quiet, Loaded& loaded) {
+void load(const EngineFlags& flags, bool quiet, Progress& progress, Loaded& loaded) {
   const auto start = Clock::now();
   if (!quiet)
     for (const MemoryPlan& plan : loaded.plans) say("{}", to_text(plan));
@@ -67,13 +68,13 @@ void load(const EngineFlags& flags, bool quiet, Loaded& loaded) {
   if (loaded.checkpoint) {
     const uint64_t bytes = loaded.checkpoint->total_bytes();
     const auto weights_start = Clock::now();
-    auto printed = weights_start;
+    progress.loading(bytes);
     loaded.weights = load_weights(loaded.config, *loaded.backend, tensor_source(*loaded.checkpoint),
                                   [&](uint64_t done) {
-                                    if (quiet || seconds_since(printed) < 5.0) return;
-                                    printed = Clock::now();
-                                    say("loading: {} of {} bytes\n", done, bytes);
+                                    check_interrupt();
+                                    progress.loaded(done);
                                   });
+    progress.clear();
     const double seconds = seconds_since(weights_start);
     if (!quiet)
       say("loaded {} bytes of weights in {:.2f} s ({:.1f} GB/s)\n", bytes, seconds,

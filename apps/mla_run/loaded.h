@@ -8,6 +8,7 @@
 
 #include "apps/mla_run/checkpoint_setup.h"
 #include "apps/mla_run/options.h"
+#include "apps/mla_run/progress.h"
 #include "lib/engine/memory_plan.h"
 #include "lib/model/model.h"
 
@@ -36,8 +37,8 @@ struct Loaded {
 // is refused here.
 std::unique_ptr<Loaded> prepare(const EngineFlags& flags);
 
-// Loads the weights and the tokenizer, makes the model and warms it up. Prints the plans and its
-// progress unless `quiet`.
-void load(const EngineFlags& flags, bool quiet, Loaded& loaded);
+// Loads the weights and the tokenizer, makes the model and warms it up. Prints the plans unless
+// `quiet`. Throws Interrupted after a signal.
+void load(const EngineFlags& flags, bool quiet, Progress& progress, Loaded& loaded);
 
 }  // namespace mla

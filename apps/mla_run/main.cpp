@@ -29,6 +29,8 @@ int run_program(int argc, char** argv) {
   add("run", "Generate for every line of a JSONL file (the default command)", mla::add_run);
   add("compare", "Two finished runs: tokens, log-probabilities, accuracy, timing",
       mla::add_compare);
+  add("merge", "Outputs of shards, put back into input order, checked to be complete",
+      mla::add_merge);
   add("plan", "The memory plan of a run, without loading weights", mla::add_plan);
   add("inspect", "Check a checkpoint: config, index, shapes, dtypes, missing or extra tensors",
       mla::add_inspect);
@@ -58,7 +60,9 @@ int main(int argc, char** argv) {
     if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_RDONLY : O_WRONLY) < 0)
       return mla::kExitFatal;
   // A reader of our standard output that goes away is an error of write(), with a message.
+  // So is a file that grows beyond what the user may write.
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
     return run_program(argc, argv);
   } catch (const mla::UsageError& e) {

@@ -153,7 +153,9 @@ void SamplingFlags::add_to(CLI::App& app) {
       ->take_all();
   app.add_option("--stop-token-ids", stop_token_ids, "Stop token ids, with commas between them")
       ->group(group)
-      ->delimiter(',');
+      ->delimiter(',')
+      ->expected(1)
+      ->take_all();
   app.add_flag("--ignore-eos", ignore_eos, "Go on after the end of sequence")->group(group);
   app.add_option("--logprobs", logprobs, "Log-probabilities of the k best tokens, 0 to 20")
       ->group(group);
@@ -271,7 +273,8 @@ uint64_t parse_size(const std::string& text, const char* option) {
 }
 
 std::vector<std::string> normalize_arguments(std::vector<std::string> arguments) {
-  static const std::set<std::string> kCommands = {"run", "compare", "plan", "inspect", "bench"};
+  static const std::set<std::string> kCommands = {"run",  "compare", "merge",
+                                                  "plan", "inspect", "bench"};
   static const std::set<std::string> kTopLevel = {"-h", "--help", "--version"};
   std::vector<std::string> result;
   for (size_t i = 0; i < arguments.size(); ++i) {

@@ -77,6 +77,21 @@ void rename_into_place(const std::string& from, const std::string& to) {
   sync_fd(folder.fd(), parent);
 }
 
+// PATH.tmp is written and renamed to PATH; where that fails it goes away, for the disk may be full.
+template <class Write>
+void replace_file(const std::string& path, const Write& write) {
+  const std::string temporary = path + ".tmp";
+  const File out(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC);
+  try {
+    write(out.fd(), temporary);
+    sync_fd(out.fd(), temporary);
+    rename_into_place(temporary, path);
+  } catch (const Error&) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+}
+
 bool same_file(const std::string& a, const std::string& b) {
   struct stat x {
   }, y{};
@@ -98,10 +113,10 @@ void check_folder(const OutputOptions& options) {
       }
     }
   }
-  if (options.overwrite) return;
+  if (options.overwrite || options.earlier) return;
   for (const char* name : {kOutputsName, kPartialName}) {
     if (::access(in_dir(name).c_str(), F_OK) == 0) {
-      usage_fail("{}: exists already{}; expected another output folder, or --overwrite",
+      usage_fail("{}: exists already{}; expected another output folder, --resume or --overwrite",
                  in_dir(name), name == kPartialName ? ", of a run that did not finish" : "");
     }
   }
@@ -116,15 +131,46 @@ OutputWriter::OutputWriter(const OutputOptions& options)
   std::error_code error;
   fs::create_directories(dir_, error);
   if (error) fail("{}: cannot be made: {}", dir_, error.message());
-  const int fresh = options.overwrite ? 0 : O_EXCL;
+  const int fresh = options.overwrite || options.earlier ? 0 : O_EXCL;
   File file(path_, O_RDWR | O_CREAT | O_CLOEXEC | fresh);
   if (::flock(file.fd(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
     fail("{}: another run is writing to it", path_);
+  if (options.earlier) {
+    fd_ = file.release();
+    go_on(*options.earlier);
+    return;
+  }
   if (::ftruncate(file.fd(), 0) != 0) system_fail(path_, "cannot be emptied", errno);
   const std::string outputs = dir_ + "/" + kOutputsName;
   if (options.overwrite && ::unlink(outputs.c_str()) != 0 && errno != ENOENT)
     system_fail(outputs, "cannot be removed", errno);
+  const std::string record = dir_ + "/" + kRunRecordName;
+  if (options.overwrite && ::unlink(record.c_str()) != 0 && errno != ENOENT)
+    system_fail(record, "cannot be removed", errno);
   fd_ = file.release();
+}
+
+// Only appends: whenever this is ended too, what was finished is still there to be read.
+void OutputWriter::go_on(const EarlierOutput& earlier) {
+  struct stat status {};
+  if (::fstat(fd_, &status) != 0) system_fail(path_, "cannot be looked at", errno);
+  if (status.st_size != earlier.partial_size)
+    fail("{}: expected {} bytes, found {}: another run wrote to it", path_, earlier.partial_size,
+         static_cast<int64_t>(status.st_size));
+  if (::ftruncate(fd_, earlier.partial_bytes) != 0 ||
+      ::lseek(fd_, earlier.partial_bytes, SEEK_SET) < 0)
+    system_fail(path_, "its torn last line cannot be removed", errno);
+  places_ = earlier.partial;
+  end_ = earlier.partial_bytes;
+  if (earlier.outputs.empty()) return;
+  const std::string outputs = dir_ + "/" + kOutputsName;
+  const File in(outputs, O_RDONLY | O_CLOEXEC);
+  std::string line;
+  for (const RecordPlace& place : earlier.outputs) {
+    line.resize(static_cast<size_t>(place.bytes));
+    read_exactly(in.fd(), line.data(), line.size(), place.offset, outputs);
+    write_line(place.index, line);
+  }
 }
 
 OutputWriter OutputWriter::to_descriptor(int fd, std::string name) {
@@ -147,8 +193,11 @@ OutputWriter::~OutputWriter() {
 }
 
 void OutputWriter::write(int64_t index, const OrderedJson& record) {
+  write_line(index, dump_line(record) + "\n");
+}
+
+void OutputWriter::write_line(int64_t index, std::string_view line) {
   if (fd_ < 0) fail("{}: a record after the end", path_);
-  const std::string line = dump_line(record) + "\n";
   try {
     write_all(fd_, line, path_);
   } catch (const Error&) {
@@ -164,7 +213,7 @@ void OutputWriter::write(int64_t index, const OrderedJson& record) {
 void OutputWriter::copy_sorted(int out, const std::string& out_path) {
   constexpr size_t kBlock = size_t{1} << 20;
   std::string block, line;
-  for (const Place& place : places_) {
+  for (const RecordPlace& place : places_) {
     line.resize(static_cast<size_t>(place.bytes));
     read_exactly(fd_, line.data(), line.size(), place.offset, path_);
     block += line;
@@ -178,35 +227,28 @@ void OutputWriter::copy_sorted(int out, const std::string& out_path) {
 void OutputWriter::finish() {
   if (fd_ < 0) fail("{}: finished twice", path_);
   std::sort(places_.begin(), places_.end(),
-            [](const Place& a, const Place& b) { return a.index < b.index; });
-  const auto twice =
-      std::adjacent_find(places_.begin(), places_.end(),
-                         [](const Place& a, const Place& b) { return a.index == b.index; });
+            [](const RecordPlace& a, const RecordPlace& b) { return a.index < b.index; });
+  const auto twice = std::adjacent_find(
+      places_.begin(), places_.end(),
+      [](const RecordPlace& a, const RecordPlace& b) { return a.index == b.index; });
   if (twice != places_.end()) fail("{}: two records with index {}", path_, twice->index);
   if (!owned_) {
     fd_ = -1;
     return;
   }
   const std::string outputs = dir_ + "/" + kOutputsName;
-  const std::string temporary = outputs + ".tmp";
-  {
-    const File out(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC);
-    copy_sorted(out.fd(), temporary);
-    sync_fd(out.fd(), temporary);
-  }
-  rename_into_place(temporary, outputs);
+  replace_file(outputs, [&](int out, const std::string& path) { copy_sorted(out, path); });
   if (::unlink(path_.c_str()) != 0) system_fail(path_, "cannot be removed", errno);
   ::close(std::exchange(fd_, -1));
 }
 
+void OutputWriter::discard() {
+  if (owned_ && fd_ >= 0 && ::unlink(path_.c_str()) != 0)
+    system_fail(path_, "cannot be removed", errno);
+}
+
 void write_file_atomically(const std::string& path, std::string_view text) {
-  const std::string temporary = path + ".tmp";
-  {
-    const File out(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC);
-    write_all(out.fd(), text, temporary);
-    sync_fd(out.fd(), temporary);
-  }
-  rename_into_place(temporary, path);
+  replace_file(path, [&](int out, const std::string& name) { write_all(out, text, name); });
 }
 
 std::string dump_line(const OrderedJson& value) {

@@ -10,18 +10,42 @@
 
 namespace mla {
 
+// A line of a file of records.
+struct RecordPlace {
+  int64_t index;   // of the record, its place in the input
+  int64_t offset;  // of the line in the file
+  int64_t bytes;   // with the newline
+};
+
+// What an earlier run left in its folder; read_earlier_output (resume.h) makes it.
+struct EarlierOutput {
+  std::vector<RecordPlace> partial;  // finished records of outputs.jsonl.partial
+  int64_t partial_bytes = 0;         // its whole lines; what follows is a torn one
+  int64_t partial_size = 0;          // of the file
+  std::vector<RecordPlace> outputs;  // finished records of outputs.jsonl that `partial` has not
+  bool has_outputs = false;          // outputs.jsonl is there
+  bool complete = false;             // outputs.jsonl is there and all its records are finished
+
+  bool empty() const { return !has_outputs && partial_bytes == 0; }
+  int64_t kept() const { return static_cast<int64_t>(partial.size() + outputs.size()); }
+};
+
 struct OutputOptions {
   std::string dir;         // made where it is not there, parents included
   std::string input_path;  // refused as output; "" or "-": no such file
   bool overwrite = false;  // outputs of an earlier run are removed at the start
+  // Not null: go on behind what the earlier run finished. outputs.jsonl, where it is there, stays
+  // until finish() replaces it.
+  const EarlierOutput* earlier = nullptr;
 };
 
 // Not thread-safe. All errors are Error with the path and the system's reason. A writer that goes
 // away before finish() leaves outputs.jsonl.partial with whole lines.
 class OutputWriter {
  public:
-  // Refuses, without overwrite, a folder with outputs.jsonl or outputs.jsonl.partial; and always an
-  // input file that is one of the files to be written, and a folder another run is writing to.
+  // Refuses, without overwrite or earlier, a folder with outputs.jsonl or outputs.jsonl.partial;
+  // and always an input file that is one of the files to be written, and a folder another run is
+  // writing to.
   explicit OutputWriter(const OutputOptions& options);
   // Records go to `fd` (standard output, not closed here), in order of completion: a stream has no
   // end to sort at, and `index` says the input order. finish() then only checks.
@@ -34,19 +58,20 @@ class OutputWriter {
   // One write(2) a record, its newline included. `index` is the record's place in the input and
   // must be new.
   void write(int64_t index, const OrderedJson& record);
+  // The same for a record that is text already, its newline included.
+  void write_line(int64_t index, std::string_view line);
 
   // Writes outputs.jsonl in order of index, synced, renamed into place; removes the partial.
   void finish();
 
+  // Removes what was written: there was no use in it.
+  void discard();
+
   int64_t records() const { return static_cast<int64_t>(places_.size()); }
 
  private:
-  struct Place {
-    int64_t index;
-    int64_t offset;  // of the line in the partial
-    int64_t bytes;   // with the newline
-  };
   OutputWriter() = default;
+  void go_on(const EarlierOutput& earlier);
   void copy_sorted(int out, const std::string& out_path);
 
   std::string dir_;
@@ -54,7 +79,7 @@ class OutputWriter {
   int fd_ = -1;
   bool owned_ = false;
   int64_t end_ = 0;
-  std::vector<Place> places_;
+  std::vector<RecordPlace> places_;
 };
 
 inline constexpr const char* kOutputsName = "outputs.jsonl";

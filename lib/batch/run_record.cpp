@@ -117,14 +117,22 @@ OrderedJson to_json(const RunRecord& record) {
   j["input"] = {{"path", record.input_path},
                 {"sha256", record.input_sha256.empty() ? OrderedJson(nullptr)
                                                        : OrderedJson(record.input_sha256)},
-                {"bytes", record.input_bytes}};
+                {"bytes", record.input_bytes},
+                {"records", record.input_records}};
   j["memory_plan"] = record.memory_plan;
-  j["counts"] = {{"requests", c.requests},           {"ok", c.ok},         {"failed", c.failed},
-                 {"prompts_split", c.prompts_split}, {"chunks", c.chunks}, {"passes", c.passes},
-                 {"preemptions", c.preemptions},     {"steps", c.steps}};
+  j["counts"] = {{"requests", c.requests},
+                 {"kept", c.kept},
+                 {"ok", c.ok},
+                 {"failed", c.failed},
+                 {"prompts_split", c.prompts_split},
+                 {"chunks", c.chunks},
+                 {"passes", c.passes},
+                 {"preemptions", c.preemptions},
+                 {"steps", c.steps}};
   j["load_time"] = number(record.load_time_s);
   j["warmup_time"] = number(record.warmup_time_s);
   j["summary"] = record.summary;
+  if (!record.shards.is_null()) j["shards"] = record.shards;
   j["warnings"] = record.warnings;
   if (!record.error.empty()) j["error"] = record.error;
   return j;

@@ -56,6 +56,7 @@ class SummaryBuilder {
 
 struct RunCounts {
   int64_t requests = 0;  // ok + failed at the end
+  int64_t kept = 0;      // of them, finished by an earlier run that this one resumed
   int64_t ok = 0;
   int64_t failed = 0;
   int64_t prompts_split = 0;  // prompts that ran in more than one step
@@ -65,7 +66,8 @@ struct RunCounts {
   int64_t steps = 0;
 };
 
-// States: "running", then "finished" (every line has its record), "interrupted" or "failed".
+// States: "running", then "finished" (every line has its record), "interrupted" (a signal),
+// "stopped" (--fail-fast) or "failed".
 struct RunRecord {
   std::string state = "running";
   std::string version;  // of the program
@@ -73,14 +75,16 @@ struct RunRecord {
   OrderedJson options;  // effective, as the application has them
   OrderedJson model;    // path, fingerprint
   std::string input_path;
-  std::string input_sha256;  // "" until it is known (standard input: at the end)
+  std::string input_sha256;  // of the whole file; "" until it is known (a stream: at the end)
   int64_t input_bytes = 0;
+  int64_t input_records = 0;  // lines that are not blank, those of other shards included
   OrderedJson memory_plan;
   RunCounts counts;
   std::optional<double> load_time_s, warmup_time_s;
   OrderedJson summary;  // of SummaryBuilder, and what the engine adds; null while running
   std::vector<std::string> warnings;
-  std::string error;  // of a failed run
+  std::string error;   // of a failed or stopped run
+  OrderedJson shards;  // of a merged run: folder, time and summary of each; else null
 };
 
 OrderedJson to_json(const RunRecord& record);

@@ -20,6 +20,15 @@ OrderedJson step_json(const StepTimes& times) {
                : 0.0}};
 }
 
+BadLine not_finite(const Result& result) {
+  return {.index = result.index,
+          .line = result.line,
+          .openai = result.form != Form::simple,
+          .id = result.id,
+          .code = error_code::kNotFinite,
+          .message = "a log-probability is not finite"};
+}
+
 }  // namespace
 
 BatchOutcome run_batch(RequestReader& reader, Engine& engine, const BatchOptions& options,
@@ -30,37 +39,40 @@ BatchOutcome run_batch(RequestReader& reader, Engine& engine, const BatchOptions
   SummaryBuilder summary;
   BatchProgress progress;
 
+  const auto failed = [&](const BadLine& bad) {
+    if (++progress.failed == 1) {
+      outcome.first_failure = bad.message;
+      if (options.fail_fast) outcome.end = BatchEnd::failed_fast;
+    }
+    sink(bad.index, to_json(bad));
+  };
   const Engine::Sink finished = [&](const Engine::Finished& item) {
+    if (outcome.end != BatchEnd::all) return;  // a step may end several requests
     ++progress.done;
-    if (const auto* result = std::get_if<Result>(&item)) {
-      if (is_finite(*result)) {
-        summary.add(*result);
-        sink(result->index, to_json(*result));
-        return;
-      }
-    }
-    ++progress.failed;
-    if (const auto* bad = std::get_if<BadLine>(&item)) {
-      sink(bad->index, to_json(*bad));
-    } else {
-      const Result& result = std::get<Result>(item);
-      sink(result.index, to_json(BadLine{.index = result.index,
-                                         .line = result.line,
-                                         .id = result.id,
-                                         .code = error_code::kNotFinite,
-                                         .message = "a log-probability is not finite"}));
-    }
+    if (const auto* bad = std::get_if<BadLine>(&item)) return failed(*bad);
+    const Result& result = std::get<Result>(item);
+    if (!is_finite(result)) return failed(not_finite(result));
+    summary.add(result);
+    sink(result.index, to_json(result));
+  };
+  // False once the batch ends early.
+  const auto goes_on = [&] {
+    if (outcome.end == BatchEnd::all && options.stop && options.stop())
+      outcome.end = BatchEnd::stopped;
+    return outcome.end == BatchEnd::all;
   };
 
   bool more = true;
   const auto read_ahead = [&] {
-    while (more && engine.waiting() < kReadAhead &&
-           (options.limit < 0 || progress.read < options.limit)) {
+    while (more && engine.waiting() < kReadAhead && goes_on() &&
+           (options.limit < 0 || reader.records() < options.limit)) {
       std::optional<Record> record = reader.next();
       if (!record) {
         more = false;
         break;
       }
+      const int64_t index = reader.records() - 1;
+      if (options.skip && options.skip(index)) continue;
       ++progress.read;
       if (auto* bad = std::get_if<BadLine>(&*record)) {
         finished(std::move(*bad));
@@ -70,7 +82,7 @@ BatchOutcome run_batch(RequestReader& reader, Engine& engine, const BatchOptions
     }
   };
 
-  for (read_ahead(); engine.has_work(); read_ahead()) {
+  for (read_ahead(); engine.has_work() && goes_on(); read_ahead()) {
     engine.step(finished);
     const SchedulerStats& stats = engine.scheduler_stats();
     progress.prefill_tokens = stats.prefill_tokens;

@@ -1,0 +1,33 @@
+// The prompts of a run: a file, a pipe or standard input.
+#pragma once
+
+#include <istream>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "lib/batch/resume.h"
+
+namespace mla {
+
+// Opened anew for each mode. What can be read only once, standard input or a pipe, is kept when it
+// is needed twice. It is opened at once, so that a wrong path is told before anything loads.
+class Input {
+ public:
+  Input(const std::string& path, bool twice);
+  std::istream& open();
+  // Throws Error where standard input ended in an error: std::cin takes that for the end.
+  void check_read() const;
+  // What a file has; nothing of a stream.
+  const std::optional<InputScan>& scan() const { return scan_; }
+
+ private:
+  std::unique_ptr<std::istream> open_file() const;
+
+  std::string path_;
+  std::optional<std::string> kept_;
+  std::optional<InputScan> scan_;
+  std::unique_ptr<std::istream> first_, stream_;
+};
+
+}  // namespace mla
