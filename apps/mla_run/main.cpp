@@ -8,48 +8,92 @@
 
 #include "apps/mla_run/commands.h"
 #include "apps/mla_run/options.h"
+#include "apps/mla_run/settings.h"
 #include "lib/base/error.h"
 
 namespace {
 
-int run_program(int argc, char** argv) {
+// The command line: the program with its subcommands, and what each runs.
+struct CommandLine {
   CLI::App app{
       "mla-run: batch generation with DeepSeek-V2-Lite, chunked prefill on or off, to the same "
       "bits.\n"
       "Usage: mla-run [run] [OPTIONS] PROMPTS.jsonl -m MODEL",
       "mla-run"};
-  app.set_version_flag("--version", "mla-run " MLA_VERSION);
-  app.require_subcommand(1);
-
   std::vector<std::pair<CLI::App*, mla::Command>> commands;
-  const auto add = [&](const char* name, const char* what, mla::Command (*make)(CLI::App&)) {
+
+  CommandLine() {
+    app.set_version_flag("--version", "mla-run " MLA_VERSION);
+    app.require_subcommand(1);
+    add("run", "Generate for every line of a JSONL file (the default command)", mla::add_run);
+    add("compare", "Two finished runs: tokens, log-probabilities, accuracy, timing",
+        mla::add_compare);
+    add("merge", "Outputs of shards, put back into input order, checked to be complete",
+        mla::add_merge);
+    add("plan", "The memory plan of a run, without loading weights", mla::add_plan);
+    add("inspect", "Check a checkpoint: config, index, shapes, dtypes, missing or extra tensors",
+        mla::add_inspect);
+    add("bench", "Measure synthetic work: prefill, decode or both", mla::add_bench);
+    for (const char* name : {"run", "plan", "bench"})
+      mla::add_config_option(*app.get_subcommand(name));
+  }
+  void add(const char* name, const char* what, mla::Command (*make)(CLI::App&)) {
     CLI::App* command = app.add_subcommand(name, what);
     commands.emplace_back(command, make(*command));
-  };
-  add("run", "Generate for every line of a JSONL file (the default command)", mla::add_run);
-  add("compare", "Two finished runs: tokens, log-probabilities, accuracy, timing",
-      mla::add_compare);
-  add("merge", "Outputs of shards, put back into input order, checked to be complete",
-      mla::add_merge);
-  add("plan", "The memory plan of a run, without loading weights", mla::add_plan);
-  add("inspect", "Check a checkpoint: config, index, shapes, dtypes, missing or extra tensors",
-      mla::add_inspect);
-  add("bench", "Measure synthetic work: prefill, decode or both", mla::add_bench);
-
-  std::vector<std::string> arguments =
-      mla::normalize_arguments(std::vector<std::string>(argv + 1, argv + argc));
-  std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
-  try {
-    app.parse(arguments);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? mla::kExitOk : mla::kExitUsage;
   }
+  void parse(std::vector<std::string> arguments) {
+    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
+    app.parse(arguments);
+  }
+};
+
+// What the environment and the config file add to the arguments. The command line is parsed once
+// for this, with nothing required, to see what it has.
+mla::Settings settings_of(const std::vector<std::string>& arguments) {
+  CommandLine line;
+  for (const auto& [command, run] : line.commands)
+    for (CLI::Option* option : command->get_options()) option->required(false);
+  try {
+    line.parse(arguments);
+  } catch (const CLI::ParseError&) {
+    return {};  // the parse that counts says it
+  }
+  for (const auto& [command, run] : line.commands)
+    if (command->parsed()) return mla::read_settings(line.app, *command);
+  return {};
+}
+
+int run_command(const CommandLine& line, const mla::Settings& settings) {
   int code = mla::kExitUsage;
-  for (const auto& [command, run] : commands)
-    if (command->parsed()) code = run();
+  try {
+    for (const auto& [command, run] : line.commands)
+      if (command->parsed()) code = run();
+  } catch (const mla::UsageError& e) {
+    throw mla::UsageError(e.what() + settings.sources_in(e.what()));
+  }
   if (std::fflush(stdout) != 0 || std::ferror(stdout))
     mla::fail("standard output: it could not be written");
   return code;
+}
+
+int run_program(int argc, char** argv) {
+  CommandLine line;
+  std::vector<std::string> arguments =
+      mla::normalize_arguments(std::vector<std::string>(argv + 1, argv + argc));
+  mla::Settings settings;
+  try {
+    settings = settings_of(arguments);
+    // Behind the command, before a -- that the user may have.
+    if (!settings.arguments.empty())
+      arguments.insert(arguments.begin() + 1, settings.arguments.begin(), settings.arguments.end());
+    line.parse(arguments);
+  } catch (const CLI::ParseError& e) {
+    const int code = line.app.exit(e) == 0 ? mla::kExitOk : mla::kExitUsage;
+    const std::string sources = settings.sources_in(e.what());
+    if (code != mla::kExitOk && !sources.empty()) mla::say("mla-run:{}\n", sources);
+    return code;
+  }
+  return run_command(line, settings);
 }
 
 }  // namespace
