@@ -24,7 +24,7 @@ run_target() {
   local name=$1 log=$build/found/$1.log
   mkdir -p "$build/corpus/$name" "$build/found"
   # One allocation of at most 256 MiB, 1 GiB in all (AddressSanitizer's own included), 10 s an input.
-  if "$build/tests/fuzz/fuzz_$name" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=1024 \
+  if ASAN_OPTIONS=quarantine_size_mb=64 "$build/tests/fuzz/fuzz_$name" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=1024 \
     -malloc_limit_mb=256 -max_len=4096 -print_final_stats=1 -artifact_prefix="$build/found/$name-" \
     -dict="tests/fuzz/dict/$name.txt" "$build/corpus/$name" "tests/fuzz/corpus/$name" \
     >"$log" 2>&1; then
