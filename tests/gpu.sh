@@ -34,7 +34,10 @@ if wants test && command -v cuobjdump >/dev/null; then
     hgmma=$(grep -c HGMMA <<<"$sass" || true)
     local_memory=$(grep -cE '\b(LDL|STL)\b' <<<"$sass" || true)
     echo "$file: $hgmma HGMMA, $local_memory LDL or STL"
-    [ "$hgmma" -gt 0 ] && [ "$local_memory" -eq 0 ]
+    if [ "$hgmma" -eq 0 ] || [ "$local_memory" -ne 0 ]; then
+      echo "expected HGMMA, and neither LDL nor STL" >&2
+      exit 1
+    fi
   done
 fi
 
