@@ -6,7 +6,7 @@ this script makes up, in GSM8K's answer style ("#### 14"), and written by transf
 save_pretrained in several shards. Problems are told apart by their numbers: those of one tuple are
 either all for training or all held out.
 
-  train_word_problems.py --model-dir DIR --prompts FILE.jsonl [--steps 12000] [--device cuda]
+  train_word_problems.py --model-dir DIR --prompts FILE.jsonl [--steps 3000] [--device cuda]
 
 Minutes on a GPU. Prints the share of right answers among the held-out prompts.
 """
@@ -23,10 +23,10 @@ import torch
 from tokenizers import Tokenizer
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 
-import make_tiny_random as tiny
+import small_model as small
 
 HELD_OUT_SHARE = 0.1
-BOS_ID, EOS_ID = tiny.MODEL_VOCAB, tiny.MODEL_VOCAB + 1
+BOS_ID, EOS_ID = small.MODEL_VOCAB, small.MODEL_VOCAB + 1
 
 
 class Problem:
@@ -126,8 +126,8 @@ def problems(seed, held_out):
     """Without end, of one of the two sets."""
     rng = random.Random(seed)
     while True:
-        scene = Scene(*rng.sample(tiny.NAMES, 2), *rng.sample(tiny.THINGS, 2),
-                      rng.choice(tiny.PLACES), rng.choice(tiny.DAYS), rng.randint(10, 60),
+        scene = Scene(*rng.sample(small.NAMES, 2), *rng.sample(small.THINGS, 2),
+                      rng.choice(small.PLACES), rng.choice(small.DAYS), rng.randint(10, 60),
                       rng.randint(3, 30), rng.randint(2, 9))
         problem = rng.choice(KINDS)(rng, scene)
         if problem.held_out() == held_out:
@@ -139,12 +139,14 @@ def tokenizer_text():
     for _ in range(6000):
         problem = next(source)
         yield problem.prompt() + problem.completion()
-    yield from tiny.training_text(1)  # so that it can write other text too
+    rng = random.Random(12)
+    for _ in range(3000):  # so that it can write other text too
+        yield "The " + " ".join(rng.choices(small.COMMON, k=8)) + "."
 
 
 def make_config():
     return DeepseekV2Config(
-        vocab_size=tiny.VOCAB_SIZE, hidden_size=192, intermediate_size=512,
+        vocab_size=small.VOCAB_SIZE, hidden_size=192, intermediate_size=512,
         moe_intermediate_size=96, num_hidden_layers=5, num_attention_heads=2,
         num_key_value_heads=2, kv_lora_rank=512, q_lora_rank=None, qk_nope_head_dim=128,
         qk_rope_head_dim=64, v_head_dim=128, n_routed_experts=8, num_experts_per_tok=2,
@@ -157,31 +159,37 @@ def make_config():
                              original_max_position_embeddings=1024))
 
 
-class Batches:
-    """ids [B, T] and targets [B, T], -100 where nothing is learnt: the question and the padding."""
+class Batches(torch.utils.data.IterableDataset):
+    """Without end: ids [B, T] and targets [B, T], -100 where nothing is learnt: the question and
+    the padding. Each worker has problems of its own."""
 
-    def __init__(self, tokenizer, size, seed, device):
-        self.tokenizer, self.size, self.device = tokenizer, size, device
-        self.source = problems(seed, False)
+    def __init__(self, tokenizer_file, size, seed):
+        self.tokenizer_file, self.size, self.seed = tokenizer_file, size, seed
 
-    def next(self):
-        rows = []
-        for _ in range(self.size):
-            problem = next(self.source)
-            prompt = [BOS_ID] + self.tokenizer.encode(problem.prompt()).ids
-            rest = self.tokenizer.encode(problem.completion()).ids + [EOS_ID]
-            rows.append((prompt, rest))
-        width = max(len(prompt) + len(rest) for prompt, rest in rows)
-        ids = torch.full((self.size, width), EOS_ID)
-        targets = torch.full((self.size, width), -100)
-        for row, (prompt, rest) in enumerate(rows):
-            ids[row, :len(prompt) + len(rest)] = torch.tensor(prompt + rest)
-            targets[row, len(prompt):len(prompt) + len(rest)] = torch.tensor(rest)
-        return ids.to(self.device), targets.to(self.device)
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        tokenizer = Tokenizer.from_file(self.tokenizer_file)
+        source = problems(f"{self.seed} {worker.id if worker else 0}", False)
+        while True:
+            rows = [self.row(tokenizer, next(source)) for _ in range(self.size)]
+            width = max(len(prompt) + len(rest) for prompt, rest in rows)
+            ids = torch.full((self.size, width), EOS_ID)
+            targets = torch.full((self.size, width), -100)
+            for row, (prompt, rest) in enumerate(rows):
+                ids[row, :len(prompt) + len(rest)] = torch.tensor(prompt + rest)
+                targets[row, len(prompt):len(prompt) + len(rest)] = torch.tensor(rest)
+            yield ids, targets
+
+    @staticmethod
+    def row(tokenizer, problem):
+        prompt = [BOS_ID] + tokenizer.encode(problem.prompt()).ids
+        return prompt, tokenizer.encode(problem.completion()).ids + [EOS_ID]
 
 
-def train(model, tokenizer, args):
-    batches = Batches(tokenizer, args.batch, args.seed, args.device)
+def train(model, tokenizer_file, args):
+    loader = torch.utils.data.DataLoader(Batches(tokenizer_file, args.batch, args.seed),
+                                         batch_size=None, num_workers=args.workers)
+    batches = iter(loader)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.98),
                                   weight_decay=0.05)
     warm_up = max(1, args.steps // 20)
@@ -196,7 +204,7 @@ def train(model, tokenizer, args):
     start = time.time()
     model.train()
     for step in range(args.steps):
-        ids, targets = batches.next()
+        ids, targets = (part.to(args.device) for part in next(batches))
         with torch.autocast(args.device.split(":")[0], dtype=torch.bfloat16):
             logits = model(ids, use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(
@@ -211,16 +219,21 @@ def train(model, tokenizer, args):
 
 
 def evaluate(model, tokenizer, prompts, device):
-    """Share of right answers, greedy, one prompt at a time as lengths differ."""
+    """Share of right answers, greedy, prompts of one length at a time."""
     model.eval()
-    right = 0
+    by_length = collections.defaultdict(list)
     for prompt in prompts:
-        ids = torch.tensor([[BOS_ID] + tokenizer.encode(prompt["prompt"]).ids], device=device)
+        ids = [BOS_ID] + tokenizer.encode(prompt["prompt"]).ids
+        by_length[len(ids)].append((ids, prompt["answer"]))
+    right = 0
+    for length, group in by_length.items():
+        ids = torch.tensor([ids for ids, _ in group], device=device)
         with torch.inference_mode():
             out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=48,
                                  do_sample=False, pad_token_id=EOS_ID)
-        text = tokenizer.decode(out[0, ids.shape[1]:].tolist())
-        right += text.split("####")[-1].strip() == prompt["answer"] and "####" in text
+        for row, (_, answer) in zip(out[:, length:].tolist(), group):
+            text = tokenizer.decode(row)
+            right += "####" in text and text.split("####")[-1].strip() == answer
     return right / len(prompts)
 
 
@@ -241,17 +254,20 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model-dir", required=True)
     parser.add_argument("--prompts", required=True)
-    parser.add_argument("--steps", type=int, default=12000)
-    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--workers", type=int, default=max(0, min(14, os.cpu_count() - 2)),
+                        help="processes that make problems")
     parser.add_argument("--count", type=int, default=200, help="held-out prompts")
     args = parser.parse_args()
     os.makedirs(args.model_dir, exist_ok=True)
-    tiny.make_tokenizer(os.path.join(args.model_dir, "tokenizer.json"), tokenizer_text())
-    tokenizer = Tokenizer.from_file(os.path.join(args.model_dir, "tokenizer.json"))
-    tiny.write_side_files(args.model_dir)
+    tokenizer_file = os.path.join(args.model_dir, "tokenizer.json")
+    small.make_tokenizer(tokenizer_file, tokenizer_text())
+    tokenizer = Tokenizer.from_file(tokenizer_file)
+    small.write_side_files(args.model_dir)
     prompts = held_out_prompts(args.count, args.seed + 1)
     with open(args.prompts, "w") as f:
         f.writelines(json.dumps(prompt) + "\n" for prompt in prompts)
@@ -264,7 +280,7 @@ def main():
     torch.manual_seed(args.seed)
     model = DeepseekV2ForCausalLM(make_config()).to(args.device)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
-    train(model, tokenizer, args)
+    train(model, tokenizer_file, args)
     model.to(torch.bfloat16).save_pretrained(args.model_dir, max_shard_size="4MB")
     model = DeepseekV2ForCausalLM.from_pretrained(args.model_dir, dtype=torch.bfloat16)
     share = evaluate(model.to(args.device), tokenizer, prompts, args.device)

@@ -9,7 +9,7 @@ namespace {
 namespace fs = std::filesystem;
 
 const std::string kBench = "bench --device cpu --threads 2 -m " +
-                           source_path("examples/tiny-random") + " --max-num-seqs 4 ";
+                           source_path("tests/data/tiny-random") + " --max-num-seqs 4 ";
 
 bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -88,7 +88,7 @@ TEST_CASE("bench measures each kind of work and counts its tokens and steps") {
 TEST_CASE("bench runs dummy weights in both modes and prints a table") {
   TempDir dir;
   fs::create_directory(dir / "m");
-  fs::copy(source_path("examples/tiny-random/config.json"), dir / "m/config.json");
+  fs::copy(source_path("tests/data/tiny-random/config.json"), dir / "m/config.json");
   const ProcessResult result =
       run_program(dir, "bench --device cpu -m " + (dir / "m") +
                            " --load-format dummy --decode --batch 3 --input-len 40 --output-len 8 "
@@ -110,7 +110,7 @@ TEST_CASE("The defaults of a single workload follow from its kind") {
   TempDir dir;
   const auto only = [&](const std::string& options) {
     const ProcessResult result =
-        run_program(dir, "bench --device cpu -m " + source_path("examples/tiny-random") +
+        run_program(dir, "bench --device cpu -m " + source_path("tests/data/tiny-random") +
                              " --quiet --json --repeats 1 " + options);
     INFO(result.err);
     REQUIRE(result.exit_code == 0);

@@ -10,18 +10,32 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kTiny = "-m " + source_path("examples/tiny-random") + " ";
+const std::string kTiny = "-m " + source_path("tests/data/tiny-random") + " ";
 const std::string kModel = kTiny + "--device cpu ";
 
 bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-TEST_CASE("The quickstart's prompts give the same bits in both modes and at least half are split") {
+TEST_CASE("The quickstart's model solves word problems, alike in both modes") {
+  TempDir dir;
+  const ProcessResult result = run_program(
+      dir, "-m " + source_path("examples/word-problems") +
+               " --device cpu --chunked-prefill both --max-num-batched-tokens 64 --limit 40 -o " +
+               (dir / "out") + " " + source_path("examples/prompts.jsonl"));
+  INFO(result.out << result.err);
+  CHECK(result.exit_code == 0);
+  CHECK(has(result.out, "identical: 40 of 40 requests"));
+  const Json report = parse_json(read_file(dir / "out/compare.json"), "compare.json");
+  for (const char* side : {"a", "b"}) CHECK(report.at(side).at("correct").get<int>() >= 36);
+  CHECK(report.at("b").at("prompts_split").get<int>() >= 20);
+}
+
+TEST_CASE("The prompts of the tests give the same bits in both modes and at least half are split") {
   TempDir dir;
   const ProcessResult result = run_program(
       dir, kModel + "--chunked-prefill both --max-num-batched-tokens 64 --logprobs 2 -o " +
-               (dir / "out") + " " + source_path("examples/prompts.jsonl"));
+               (dir / "out") + " " + source_path("tests/data/tiny-prompts.jsonl"));
   CHECK(result.exit_code == 0);
   CHECK(has(result.out, "identical: 64 of 64 requests"));
   const Json report = parse_json(read_file(dir / "out/compare.json"), "compare.json");
@@ -296,7 +310,7 @@ TEST_CASE("Errors of the standard streams are told and a lost log ends no run") 
 
 TEST_CASE("A checkpoint without tokenizer.json serves token ids and refuses text") {
   TempDir dir;
-  fs::copy(source_path("examples/tiny-random"), dir / "m");
+  fs::copy(source_path("tests/data/tiny-random"), dir / "m");
   fs::remove(dir / "m/tokenizer.json");
   write_text(dir / "p.jsonl", "{\"prompt\": [5, 6]}\n{\"prompt\": \"text\"}\n");
   CHECK(run_program(
@@ -312,7 +326,7 @@ TEST_CASE("A checkpoint without tokenizer.json serves token ids and refuses text
 TEST_CASE("A broken checkpoint ends the run with a message that names the file") {
   TempDir dir;
   write_text(dir / "p.jsonl", "{\"prompt\": \"x\"}\n");
-  fs::copy(source_path("examples/tiny-random"), dir / "m");
+  fs::copy(source_path("tests/data/tiny-random"), dir / "m");
   const std::string shard = dir / "m/model-00002-of-00003.safetensors";
   fs::resize_file(shard, fs::file_size(shard) - 1000);
   const ProcessResult result = run_program(
@@ -320,7 +334,7 @@ TEST_CASE("A broken checkpoint ends the run with a message that names the file")
   CHECK(result.exit_code == 1);
   CHECK(has(result.err, "model-00002-of-00003.safetensors"));
   CHECK(run_program(dir, "inspect " + (dir / "m")).exit_code == 1);
-  CHECK(run_program(dir, "inspect " + source_path("examples/tiny-random")).exit_code == 0);
+  CHECK(run_program(dir, "inspect " + source_path("tests/data/tiny-random")).exit_code == 0);
 }
 
 TEST_CASE("The released index passes inspection and its memory plan is shown") {
@@ -341,7 +355,7 @@ TEST_CASE("The released index passes inspection and its memory plan is shown") {
 TEST_CASE("Dummy weights need config.json alone and are the same every time") {
   TempDir dir;
   fs::create_directory(dir / "m");
-  fs::copy(source_path("examples/tiny-random/config.json"), dir / "m/config.json");
+  fs::copy(source_path("tests/data/tiny-random/config.json"), dir / "m/config.json");
   write_text(dir / "p.jsonl", "{\"prompt\": [1, 2, 3, 4], \"max_tokens\": 8}\n");
   const std::string model = "-m " + (dir / "m") + " --device cpu " + (dir / "p.jsonl");
   CHECK(run_program(dir, model + " -o " + (dir / "a")).exit_code == 1);

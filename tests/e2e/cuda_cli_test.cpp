@@ -9,8 +9,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kTiny = "-m " + source_path("examples/tiny-random") + " ";
-const std::string kPrompts = source_path("examples/prompts.jsonl");
+const std::string kTiny = "-m " + source_path("tests/data/tiny-random") + " ";
+const std::string kPrompts = source_path("tests/data/tiny-prompts.jsonl");
 
 bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -44,6 +44,22 @@ TEST_CASE("A GPU that is asked for and not there is a clear error") {
   CHECK(!fs::exists(dir / "out/outputs.jsonl"));
   INFO(on_cpu.err);
   CHECK(on_cpu.exit_code == 0);  // auto goes on without
+}
+
+TEST_CASE("The quickstart's model solves word problems on a GPU, alike in both modes") {
+  if (no_gpu()) return;
+  TempDir dir;
+  const ProcessResult result = run_program(
+      dir, "-m " + source_path("examples/word-problems") +
+               " --device cuda --gpu-memory-utilization 0.1 --chunked-prefill both "
+               "--max-num-batched-tokens 64 -o " +
+               (dir / "out") + " " + source_path("examples/prompts.jsonl"));
+  INFO(result.out << result.err);
+  REQUIRE(result.exit_code == 0);
+  CHECK(has(result.out, "identical: 200 of 200 requests"));
+  const Json report = parse_json(read_file(dir / "out/compare.json"), "compare.json");
+  for (const char* side : {"a", "b"}) CHECK(report.at(side).at("correct").get<int>() >= 198);
+  CHECK(report.at("b").at("prompts_split").get<int>() >= 100);
 }
 
 TEST_CASE("Both modes on a GPU are the same bits, and so they are without graphs") {

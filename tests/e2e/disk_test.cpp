@@ -11,7 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kModel = "-m " + source_path("examples/tiny-random") + " --device cpu ";
+const std::string kModel = "-m " + source_path("tests/data/tiny-random") + " --device cpu ";
 const std::string kProgram = std::string(MLA_BINARY_DIR) + "/mla-run ";
 
 bool has(const std::string& text, const std::string& part) {

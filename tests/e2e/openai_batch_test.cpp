@@ -6,7 +6,7 @@
 namespace mla::test {
 namespace {
 
-const std::string kModel = "-m " + source_path("examples/tiny-random") + " --device cpu --quiet ";
+const std::string kModel = "-m " + source_path("tests/data/tiny-random") + " --device cpu --quiet ";
 
 bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;

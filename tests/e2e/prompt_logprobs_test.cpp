@@ -6,7 +6,7 @@
 namespace mla::test {
 namespace {
 
-const std::string kModel = "-m " + source_path("examples/tiny-random") + " --device cpu --quiet ";
+const std::string kModel = "-m " + source_path("tests/data/tiny-random") + " --device cpu --quiet ";
 
 std::vector<Json> outputs(const TempDir& dir, const std::string& options, const std::string& name) {
   const ProcessResult result =

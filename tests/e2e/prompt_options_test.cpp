@@ -9,7 +9,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kTiny = source_path("examples/tiny-random");
+const std::string kTiny = source_path("tests/data/tiny-random");
 
 std::string run_options(const std::string& model) {
   return "-m " + model + " --device cpu --quiet ";

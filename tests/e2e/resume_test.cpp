@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kModel = "-m " + source_path("examples/tiny-random") + " --device cpu ";
+const std::string kModel = "-m " + source_path("tests/data/tiny-random") + " --device cpu ";
 
 bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;

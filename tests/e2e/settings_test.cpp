@@ -11,7 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kModelDir = source_path("examples/tiny-random");
+const std::string kModelDir = source_path("tests/data/tiny-random");
 const std::string kModel = "-m " + kModelDir + " --device cpu ";
 
 bool has(const std::string& text, const std::string& part) {

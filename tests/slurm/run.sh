@@ -94,7 +94,7 @@ with open(sys.argv[1], "w") as out:
                               "max_tokens": 200, "ignore_eos": True}) + "\n")
     out.write("{broken\n")
 END
-options=(-m "$PWD/examples/tiny-random" --device cpu --threads 1 --max-num-seqs 2)
+options=(-m "$PWD/tests/data/tiny-random" --device cpu --threads 1 --max-num-seqs 2)
 code=0
 "$program" "${options[@]}" --quiet -o "$dir/whole" "$dir/p.jsonl" || code=$?
 [ $code -eq 3 ]  # the broken line
