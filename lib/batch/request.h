@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_set>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -20,6 +21,7 @@ namespace mla {
 inline constexpr int32_t kDefaultMaxTokens = 16;  // of text and token prompts, as vLLM
 inline constexpr int kMaxLogprobs = 20;
 inline constexpr size_t kMaxStopStrings = 16;
+inline constexpr int32_t kMaxChoices = 128;  // of a request, as OpenAI
 
 // Whether a text prompt gets a BOS in front: as the tokenizer's add_bos_token says, always, never.
 // One that has it already gets no second one.
@@ -29,6 +31,15 @@ struct SamplingParams {
   float temperature = 0;  // 0: greedy; finite, >= 0
   int32_t top_k = 0;      // 0 or -1: off
   float top_p = 1;        // (0, 1]
+  float min_p = 0;        // [0, 1]
+  // [-2, 2], as OpenAI: of tokens that were generated, once, and for each time.
+  float presence_penalty = 0, frequency_penalty = 0;
+  // (0, 2]: of tokens of the prompt and those generated. vLLM takes any number above 0; above 2 it
+  // is more likely 11 for 1.1 than meant.
+  float repetition_penalty = 1;
+  // Added to the logits of the tokens: distinct ids inside the vocabulary, ascending; [-100, 100].
+  std::vector<std::pair<int32_t, float>> logit_bias;
+  int32_t n = 1;  // choices, 1 .. kMaxChoices
   // >= 1. As a default of the reader: what the command line says, if it does. In a Request: absent
   // (a chat line that does not say) means the rest of the model length.
   std::optional<int32_t> max_tokens;

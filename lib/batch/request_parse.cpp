@@ -1,5 +1,7 @@
 #include "lib/batch/request_parse.h"
 
+#include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <limits>
 
@@ -43,6 +45,55 @@ std::vector<int32_t> token_ids(const Json& list, const char* key, int64_t vocab_
     ids.push_back(id.get<int32_t>());
   }
   return ids;
+}
+
+// A field that has to lie in [low, high].
+void set_between(const Json& object, const char* key, int low, int high, float& target,
+                 std::string_view what) {
+  const auto value = find_number(object, key, what);
+  if (!value) return;
+  if (!(low <= *value && *value <= high))
+    refuse_field(key, fmt::format("a number from {} to {}", low, high), *value, what);
+  target = static_cast<float>(*value);
+}
+
+// The same for (0, high]; what is 0 as a float is too small.
+void set_above_zero(const Json& object, const char* key, int high, float& target,
+                    std::string_view what) {
+  const auto value = find_number(object, key, what);
+  if (!value) return;
+  target = static_cast<float>(*value);
+  if (!(target > 0 && *value <= high))
+    refuse_field(key, fmt::format("a number above 0 and at most {}", high), *value, what);
+}
+
+// A key of logit_bias: the id in its shortest form, so that two keys are never one token.
+std::optional<int32_t> token_key(std::string_view key, int64_t vocab_size) {
+  const bool digits = key.find_first_not_of("0123456789") == std::string_view::npos;
+  const bool shortest = key.size() == 1 || !key.starts_with('0');
+  int32_t id = -1;
+  const auto parsed = std::from_chars(key.data(), key.data() + key.size(), id);
+  if (!digits || !shortest || parsed.ec != std::errc()) return std::nullopt;
+  return id < vocab_size ? std::optional(id) : std::nullopt;
+}
+
+std::vector<std::pair<int32_t, float>> parse_logit_bias(const Json& object, int64_t vocab_size,
+                                                        std::string_view what) {
+  if (!object.is_object())
+    refuse_field("logit_bias", "an object of token ids and numbers", object, what);
+  std::vector<std::pair<int32_t, float>> biases;
+  for (const auto& [key, bias] : object.items()) {
+    const auto id = token_key(key, vocab_size);
+    if (!id)
+      fail("{}: field 'logit_bias': expected token ids from 0 to {} as keys, found \"{}\"", what,
+           vocab_size - 1, key);
+    if (!bias.is_number() || !(std::fabs(bias.get<double>()) <= 100))
+      fail("{}: field 'logit_bias': token {}: expected a number from -100 to 100, found {}", what,
+           *id, describe(bias));
+    biases.emplace_back(*id, bias.get<float>());
+  }
+  std::sort(biases.begin(), biases.end());
+  return biases;
 }
 
 std::vector<std::string> stop_strings(const Json& value, std::string_view what) {
@@ -96,22 +147,41 @@ void parse_lengths(const Json& object, bool chat, SamplingParams& p, std::string
   }
 }
 
-SamplingParams parse_sampling(const Json& object, Form form, bool chat,
-                              const ReaderOptions& options, std::string_view what) {
-  SamplingParams p = options.defaults;
+// Of the best of more than n choices nothing is known here; 1 is what clients say by default.
+void parse_choices(const Json& object, SamplingParams& p, std::string_view what) {
+  set_if(p.n, ranged(object, "n", 1, kMaxChoices, what));
+  const auto best_of = ranged(object, "best_of", 1, kMaxInt, what);
+  if (best_of && *best_of != 1 && *best_of != p.n)
+    refuse_unsupported(
+        what, fmt::format("field 'best_of': the number {} is not supported, expected n, {}",
+                          *best_of, p.n));
+}
+
+// How the next token is drawn.
+void parse_draw(const Json& object, const ReaderOptions& options, SamplingParams& p,
+                std::string_view what) {
   if (const auto t = find_number(object, "temperature", what)) {
     p.temperature = static_cast<float>(*t);
     if (!(*t >= 0) || !std::isfinite(p.temperature))
       refuse_field("temperature", "a finite number of at least 0", *t, what);
   }
-  if (const auto top_p = find_number(object, "top_p", what)) {
-    p.top_p = static_cast<float>(*top_p);
-    if (!(p.top_p > 0 && *top_p <= 1))
-      refuse_field("top_p", "a number above 0 and at most 1", *top_p, what);
-  }
+  set_above_zero(object, "top_p", 1, p.top_p, what);
   set_if(p.top_k, ranged(object, "top_k", -1, kMaxInt, what));
-  parse_lengths(object, chat, p, what);
+  set_between(object, "min_p", 0, 1, p.min_p, what);
+  set_between(object, "presence_penalty", -2, 2, p.presence_penalty, what);
+  set_between(object, "frequency_penalty", -2, 2, p.frequency_penalty, what);
+  set_above_zero(object, "repetition_penalty", 2, p.repetition_penalty, what);
+  if (const Json* bias = find_field(object, "logit_bias"))
+    p.logit_bias = parse_logit_bias(*bias, options.vocab_size, what);
   if (const auto seed = find_int(object, "seed", what)) p.seed = seed;
+}
+
+SamplingParams parse_sampling(const Json& object, Form form, bool chat,
+                              const ReaderOptions& options, std::string_view what) {
+  SamplingParams p = options.defaults;
+  parse_draw(object, options, p, what);
+  parse_choices(object, p, what);
+  parse_lengths(object, chat, p, what);
   if (const Json* stop = find_field(object, "stop")) p.stop = stop_strings(*stop, what);
   if (const Json* ids = find_field(object, "stop_token_ids")) {
     if (!ids->is_array()) refuse_field("stop_token_ids", "a list of token ids", *ids, what);

@@ -58,6 +58,16 @@ double Engine::now_ms() {
   return duration<double, std::milli>(steady_clock::now().time_since_epoch()).count();
 }
 
+namespace {
+
+// What a line may ask for and the engine does not do yet.
+bool is_unserved(const SamplingParams& s) {
+  return s.n > 1 || s.min_p != 0 || s.presence_penalty != 0 || s.frequency_penalty != 0 ||
+         s.repetition_penalty != 1 || !s.logit_bias.empty();
+}
+
+}  // namespace
+
 std::vector<int32_t> Engine::tokenize(const Request& request) const {
   if (const auto* ids = std::get_if<std::vector<int32_t>>(&request.prompt)) return *ids;
   if (!text_.tokenizer) fail("a text prompt needs a tokenizer.json, and the checkpoint has none");
@@ -85,6 +95,9 @@ std::string Engine::prompt_text(const Request& request) const {
 }
 
 void Engine::add(Request request, const Sink& sink) {
+  if (is_unserved(request.sampling))
+    return sink(make_bad_line(request, error_code::kUnsupported,
+                              "n > 1, min_p, penalties and logit_bias are not served yet"));
   std::vector<int32_t> tokens;
   try {
     tokens = tokenize(request);

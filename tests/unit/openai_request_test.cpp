@@ -167,8 +167,7 @@ TEST_CASE("what is wrong with the envelope of an OpenAI line is said") {
 
 TEST_CASE("parameters that would change the answer of an OpenAI line are refused") {
   for (const char* field :
-       {R"("n":2)", R"("best_of":2)", R"("stream":true)", R"("presence_penalty":0.5)",
-        R"("frequency_penalty":-1)", R"("logit_bias":{"5":1})", R"("suffix":"x")"}) {
+       {R"("best_of":2)", R"("stream":true)", R"("use_beam_search":true)", R"("suffix":"x")"}) {
     const BadLine b = bad(completion(R"("prompt":"x",)" + std::string(field)));
     INFO(field);
     CHECK(b.code == "unsupported");
@@ -178,6 +177,23 @@ TEST_CASE("parameters that would change the answer of an OpenAI line are refused
   for (const char* field : {R"("tools":[{}])", R"("response_format":{"type":"json_object"})"})
     CHECK(bad(chat("," + std::string(field))).code == "unsupported");
   good(chat(R"(,"tools":[],"response_format":{"type":"text"})"));
+}
+
+TEST_CASE("choices and penalties and logit biases are taken of both kinds of OpenAI lines") {
+  const std::string fields =
+      R"("n":2,"best_of":2,"min_p":0.5,"presence_penalty":0.5,"frequency_penalty":-1,)"
+      R"("repetition_penalty":1.5,"logit_bias":{"5":1})";
+  for (const std::string& line : {completion(R"("prompt":"x",)" + fields), chat("," + fields)}) {
+    const SamplingParams s = good(line).sampling;
+    CHECK(s.n == 2);
+    CHECK(s.min_p == 0.5f);
+    CHECK(s.presence_penalty == 0.5f);
+    CHECK(s.frequency_penalty == -1);
+    CHECK(s.repetition_penalty == 1.5f);
+    CHECK(s.logit_bias == std::vector<std::pair<int32_t, float>>{{5, 1.0f}});
+  }
+  CHECK(bad(chat(R"(,"n":129)")).message ==
+        "line 1: body: field 'n': expected an integer from 1 to 128, found the number 129");
 }
 
 TEST_CASE("echo is a completion's and token ids may be asked for by every line") {

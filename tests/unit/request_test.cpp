@@ -75,6 +75,12 @@ TEST_CASE("a text prompt takes the defaults and the line number as its id") {
   CHECK(r.sampling.temperature == 0);
   CHECK(r.sampling.top_k == 0);
   CHECK(r.sampling.top_p == 1);
+  CHECK(r.sampling.min_p == 0);
+  CHECK(r.sampling.presence_penalty == 0);
+  CHECK(r.sampling.frequency_penalty == 0);
+  CHECK(r.sampling.repetition_penalty == 1);
+  CHECK(r.sampling.logit_bias.empty());
+  CHECK(r.sampling.n == 1);
   CHECK(r.sampling.max_tokens == 16);
   CHECK(r.sampling.min_tokens == 0);
   CHECK_FALSE(r.sampling.seed);
@@ -87,7 +93,9 @@ TEST_CASE("every sampling field of a line is taken") {
   const Request r =
       good(R"({"id":7,"prompt":[0,999],"temperature":0.5,"top_k":-1,"top_p":0.9,"max_tokens":64,)"
            R"("min_tokens":64,"seed":-9223372036854775808,"stop":["a","b"],"stop_token_ids":[3,0],)"
-           R"("ignore_eos":true,"logprobs":20,"answer":"#### 3"})");
+           R"("ignore_eos":true,"logprobs":20,"min_p":0.25,"presence_penalty":-2,)"
+           R"("frequency_penalty":1.5,"repetition_penalty":1.1,"n":128,"best_of":128,)"
+           R"("logit_bias":{"10":-100,"9":0.5,"0":100},"answer":"#### 3"})");
   CHECK(r.id == 7);
   CHECK(std::get<std::vector<int32_t>>(r.prompt) == std::vector<int32_t>{0, 999});
   CHECK(r.sampling.temperature == 0.5f);
@@ -100,6 +108,13 @@ TEST_CASE("every sampling field of a line is taken") {
   CHECK(r.sampling.stop_token_ids == std::vector<int32_t>{3, 0});
   CHECK(r.sampling.ignore_eos);
   CHECK(r.sampling.logprobs == 20);
+  CHECK(r.sampling.min_p == 0.25f);
+  CHECK(r.sampling.presence_penalty == -2);
+  CHECK(r.sampling.frequency_penalty == 1.5f);
+  CHECK(r.sampling.repetition_penalty == 1.1f);
+  CHECK(r.sampling.n == kMaxChoices);
+  CHECK(r.sampling.logit_bias ==
+        std::vector<std::pair<int32_t, float>>{{0, 100.0f}, {9, 0.5f}, {10, -100.0f}});
   CHECK(r.answer == "#### 3");
 }
 
@@ -109,12 +124,23 @@ TEST_CASE("defaults of the command line hold where a line does not say") {
   o.defaults.max_tokens = 5;
   o.defaults.stop = {"END"};
   o.defaults.logprobs = 2;
+  o.defaults.min_p = 0.5f;
+  o.defaults.presence_penalty = 1;
+  o.defaults.repetition_penalty = 2;
   const Request silent = good(R"({"prompt":"x","temperature":null})", o);
   CHECK(silent.sampling.temperature == 0.7f);
   CHECK(silent.sampling.max_tokens == 5);
   CHECK(silent.sampling.stop == std::vector<std::string>{"END"});
   CHECK(silent.sampling.logprobs == 2);
-  const Request loud = good(R"({"prompt":"x","temperature":0,"max_tokens":6,"stop":[]})", o);
+  CHECK(silent.sampling.min_p == 0.5f);
+  CHECK(silent.sampling.presence_penalty == 1);
+  CHECK(silent.sampling.repetition_penalty == 2);
+  const Request loud = good(R"({"prompt":"x","temperature":0,"max_tokens":6,"stop":[],"min_p":0,)"
+                            R"("presence_penalty":0,"repetition_penalty":1})",
+                            o);
+  CHECK(loud.sampling.min_p == 0);
+  CHECK(loud.sampling.presence_penalty == 0);
+  CHECK(loud.sampling.repetition_penalty == 1);
   CHECK(loud.sampling.temperature == 0);
   CHECK(loud.sampling.max_tokens == 6);
   CHECK(loud.sampling.stop.empty());
@@ -327,21 +353,114 @@ TEST_CASE("sampling values out of range or of the wrong type are refused") {
   });
 }
 
+TEST_CASE("min_p and penalties out of range or of the wrong type are refused") {
+  const char* code = "invalid_request";
+  check_fields({
+      {R"("min_p":-0.1)", code,
+       "line 1: field 'min_p': expected a number from 0 to 1, found the number -0.1"},
+      {R"("min_p":1.0000000001)", code,
+       "line 1: field 'min_p': expected a number from 0 to 1, found the number 1.0000000001"},
+      {R"("min_p":"0")", code, "line 1: field 'min_p': expected a number, found the string \"0\""},
+      {R"("presence_penalty":2.5)", code,
+       "line 1: field 'presence_penalty': expected a number from -2 to 2, found the number 2.5"},
+      {R"("presence_penalty":true)", code,
+       "line 1: field 'presence_penalty': expected a number, found true"},
+      {R"("frequency_penalty":-2.0000000001)", code,
+       "line 1: field 'frequency_penalty': expected a number from -2 to 2, found the number "
+       "-2.0000000001"},
+      {R"("frequency_penalty":[])", code,
+       "line 1: field 'frequency_penalty': expected a number, found a list"},
+      {R"("repetition_penalty":0)", code,
+       "line 1: field 'repetition_penalty': expected a number above 0 and at most 2, found the "
+       "number 0.0"},
+      {R"("repetition_penalty":1e-60)", code,
+       "line 1: field 'repetition_penalty': expected a number above 0 and at most 2, found the "
+       "number 1e-60"},
+      {R"("repetition_penalty":2.0000000001)", code,
+       "line 1: field 'repetition_penalty': expected a number above 0 and at most 2, found the "
+       "number 2.0000000001"},
+      {R"("repetition_penalty":{})", code,
+       "line 1: field 'repetition_penalty': expected a number, found an object"},
+  });
+  const Request edges =
+      good(R"({"prompt":"x","min_p":1,"presence_penalty":2,"frequency_penalty":-2,)"
+           R"("repetition_penalty":2})");
+  CHECK(edges.sampling.min_p == 1);
+  CHECK(edges.sampling.presence_penalty == 2);
+  CHECK(edges.sampling.frequency_penalty == -2);
+  CHECK(edges.sampling.repetition_penalty == 2);
+}
+
+TEST_CASE("a logit bias has token ids as keys and numbers from -100 to 100") {
+  const char* code = "invalid_request";
+  check_fields({
+      {R"("logit_bias":[1])", code,
+       "line 1: field 'logit_bias': expected an object of token ids and numbers, found a list"},
+      {R"("logit_bias":{"1000":1})", code,
+       "line 1: field 'logit_bias': expected token ids from 0 to 999 as keys, found \"1000\""},
+      {R"("logit_bias":{"-1":1})", code,
+       "line 1: field 'logit_bias': expected token ids from 0 to 999 as keys, found \"-1\""},
+      {R"("logit_bias":{"-0":1})", code,
+       "line 1: field 'logit_bias': expected token ids from 0 to 999 as keys, found \"-0\""},
+      {R"("logit_bias":{"5":1,"05":1})", code,
+       "line 1: field 'logit_bias': expected token ids from 0 to 999 as keys, found \"05\""},
+      {R"("logit_bias":{"":1})", code,
+       "line 1: field 'logit_bias': expected token ids from 0 to 999 as keys, found \"\""},
+      {R"("logit_bias":{"5 ":1})", code,
+       "line 1: field 'logit_bias': expected token ids from 0 to 999 as keys, found \"5 \""},
+      {R"("logit_bias":{"99999999999999999999":1})", code,
+       "line 1: field 'logit_bias': expected token ids from 0 to 999 as keys, found "
+       "\"99999999999999999999\""},
+      {R"("logit_bias":{"the":1})", code,
+       "line 1: field 'logit_bias': expected token ids from 0 to 999 as keys, found \"the\""},
+      {R"("logit_bias":{"5":100.5})", code,
+       "line 1: field 'logit_bias': token 5: expected a number from -100 to 100, found the number "
+       "100.5"},
+      {R"("logit_bias":{"5":-101})", code,
+       "line 1: field 'logit_bias': token 5: expected a number from -100 to 100, found the number "
+       "-101"},
+      {R"("logit_bias":{"5":null})", code,
+       "line 1: field 'logit_bias': token 5: expected a number from -100 to 100, found null"},
+  });
+  CHECK(bad(R"({"prompt":"x","logit_bias":{"5":1,"5":1}})").code == "invalid_json");
+  CHECK(good(R"({"prompt":"x","logit_bias":{}})").sampling.logit_bias.empty());
+  CHECK(good(R"({"prompt":"x","logit_bias":null})").sampling.logit_bias.empty());
+}
+
+TEST_CASE("a request may ask for up to 128 choices and for the best of no more than those") {
+  const char* code = "invalid_request";
+  check_fields({
+      {R"("n":0)", code,
+       "line 1: field 'n': expected an integer from 1 to 128, found the number 0"},
+      {R"("n":129)", code,
+       "line 1: field 'n': expected an integer from 1 to 128, found the number 129"},
+      {R"("n":1.5)", code, "line 1: field 'n': expected an integer, found the number 1.5"},
+      {R"("n":"2")", code, "line 1: field 'n': expected an integer, found the string \"2\""},
+      {R"("best_of":2)", "unsupported",
+       "line 1: field 'best_of': the number 2 is not supported, expected n, 1"},
+      {R"("n":2,"best_of":3)", "unsupported",
+       "line 1: field 'best_of': the number 3 is not supported, expected n, 2"},
+      {R"("best_of":0)", code,
+       "line 1: field 'best_of': expected an integer of at least 1, found the number 0"},
+      {R"("best_of":"1")", code,
+       "line 1: field 'best_of': expected an integer, found the string \"1\""},
+  });
+  CHECK(good(R"({"prompt":"x","n":3})").sampling.n == 3);
+  CHECK(good(R"({"prompt":"x","n":3,"best_of":3})").sampling.n == 3);
+  CHECK(good(R"({"prompt":"x","n":3,"best_of":1})").sampling.n == 3);
+  CHECK(good(R"({"prompt":"x","n":null,"best_of":null})").sampling.n == 1);
+}
+
 TEST_CASE("fields that would change the answer are refused as not supported") {
   const char* code = "unsupported";
   check_fields({
-      {R"("n":2)", code, "line 1: field 'n': the number 2 is not supported, expected 1"},
       {R"("stream":true)", code, "line 1: field 'stream': true is not supported, expected false"},
-      {R"("presence_penalty":0.5)", code,
-       "line 1: field 'presence_penalty': the number 0.5 is not supported, expected 0"},
-      {R"("repetition_penalty":1.1)", code,
-       "line 1: field 'repetition_penalty': the number 1.1 is not supported, expected 1"},
-      {R"("min_p":0.1)", code,
-       "line 1: field 'min_p': the number 0.1 is not supported, expected 0"},
-      {R"("logit_bias":{"5":1})", code,
-       "line 1: field 'logit_bias': an object is not supported, expected no such field"},
-      {R"("n":"2")", "invalid_request",
-       "line 1: field 'n': expected a number, found the string \"2\""},
+      {R"("length_penalty":0.5)", code,
+       "line 1: field 'length_penalty': the number 0.5 is not supported, expected 1"},
+      {R"("length_penalty":"2")", "invalid_request",
+       "line 1: field 'length_penalty': expected a number, found the string \"2\""},
+      {R"("bad_words":["a"])", code,
+       "line 1: field 'bad_words': a list is not supported, expected no such field"},
       {R"("stream":1)", "invalid_request",
        "line 1: field 'stream': expected true or false, found the number 1"},
   });
