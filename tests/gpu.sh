@@ -19,7 +19,14 @@ nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 # shellcheck disable=SC2086
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DMLA_CUDA=ON -DMLA_WERROR=ON \
   ${CMAKE_ARGS:-} >/dev/null
-cmake --build "$build" | tail -n 1
+# The last line of a good build is enough; of a failed one, all that failed.
+log=$(mktemp)
+trap 'rm -rf "$log" ${model:+"$model"}' EXIT
+if ! cmake --build "$build" -- -k 0 >"$log" 2>&1; then
+  grep -vE '^\[[0-9]+/[0-9]+\] (Building|Linking)' "$log" >&2
+  exit 1
+fi
+tail -n 1 "$log"
 
 if wants test; then
   (cd "$build" && ctest -j 4 --output-on-failure --timeout 600 | tail -n 40)
@@ -67,7 +74,6 @@ fi
 if wants bench; then
   "$build/tests/cuda_ops_bench"
   model=$(mktemp -d)
-  trap 'rm -rf "$model"' EXIT
   cp "$MLA_TEST_ASSETS/configs/DeepSeek-V2-Lite/config.json" "$model/"
   bench() { "$build/mla-run" bench -m "$model" --load-format dummy --quiet --repeats 3 "$@"; }
   bench --chunked-prefill on --max-num-batched-tokens 16384 \

@@ -242,7 +242,7 @@ TEST_CASE("An OpenAI line is answered with the tokens of the simple form and Ope
   CHECK(choice(3).at("token_ids") == records[2].at("token_ids"));
 
   const Answer text = read_openai_line(records[1]);
-  CHECK(text.text == records[0].at("text"));
+  CHECK(records[0].at("text") == text.text);
   CHECK(text.finish_reason == "length");
   CHECK(text.usage.at("prompt_tokens") == records[0].at("prompt_tokens"));
   CHECK(text.usage.at("completion_tokens") == 6);
@@ -255,7 +255,7 @@ TEST_CASE("An OpenAI line is answered with the tokens of the simple form and Ope
     CHECK(top.size() == 2);
   }
   const Answer chat = read_openai_line(records[3]);
-  CHECK(chat.text == records[2].at("text"));
+  CHECK(records[2].at("text") == chat.text);
   REQUIRE(chat.logprobs.at("content").size() == 4);
   for (const Json& entry : chat.logprobs.at("content")) {
     CHECK(entry.at("top_logprobs").size() == 3);
