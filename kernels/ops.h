@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -210,32 +211,44 @@ struct CombineParams {
   int32_t K, S;
 };
 
+// A token of a row whose logit is changed before sampling: see edited_logit of kernels/sampling.h.
+struct LogitEdit {
+  int32_t token;  // distinct within a row
+  int32_t count;  // how often it was generated; 0: it is in the prompt alone, -1: in neither
+  float bias;     // -infinity: it is not sampled
+  float raw;      // the op keeps the logit as it was here
+};
+
 // How one row is sampled. temperature 0 is greedy.
 struct SampleSpec {
   float temperature = 0.0f;
-  float top_p = 1.0f;     // (0, 1]
-  int32_t top_k = 0;      // 0: all
+  float top_p = 1.0f;  // (0, 1]
+  int32_t top_k = 0;   // 0: all
+  // Tokens whose (logit - best logit) / temperature is below are not drawn: log(min_p).
+  float min_scaled = -std::numeric_limits<float>::infinity();
   uint32_t choice = 0;    // of the request (n > 1)
   uint32_t position = 0;  // of the sampled token
   uint64_t seed = 0;
-  int32_t num_top = 0;    // top logprobs wanted, <= SampleParams::max_top
-  int32_t ban_begin = 0;  // token ids bans[ban_begin, ban_end) are not sampled
-  int32_t ban_end = 0;
+  int32_t num_top = 0;  // top logprobs wanted, <= SampleParams::max_top
+  float repetition_penalty = 1.0f, frequency_penalty = 0.0f, presence_penalty = 0.0f;
+  int32_t edit_begin = 0;  // edits[edit_begin, edit_end) are of this row
+  int32_t edit_end = 0;
   int32_t token_slot = -1;  // where the token stays on the device for the next step; -1: nowhere
 };
 
 // The next token of each row: argmax, or Gumbel-max over the kept set with a counter-based
-// generator keyed by (seed, choice, position, token id). Temperature first, then top-k, then top-p;
-// ties to the lower id. Log-probabilities are log-softmax of the raw logits.
+// generator keyed by (seed, choice, position, token id). The order is vLLM's: edits, temperature,
+// min_p, top-k, top-p; ties to the lower id. Log-probabilities are log-softmax of the raw logits,
+// as they are before the edits.
 struct SampleParams {
-  const float* logits;      // [S, vocab]
+  float* logits;            // [S, vocab]; the edits are made in place
   const SampleSpec* specs;  // [S]
-  const int32_t* bans;
-  int32_t* tokens;      // [S]; -1 where a logit is NaN or +infinity, or all are -infinity
-  int32_t* sampled;     // device token slots: sampled[token_slot] = max(token, 0); may be null
-  float* logprobs;      // [S] of the sampled token
-  int32_t* top_ids;     // [S, max_top], best first
-  float* top_logprobs;  // [S, max_top]
+  LogitEdit* edits;         // of all rows; may be null where no row has any
+  int32_t* tokens;          // [S]; -1 where a logit is NaN or +infinity, or all are -infinity
+  int32_t* sampled;         // device token slots: sampled[token_slot] = max(token, 0); may be null
+  float* logprobs;          // [S] of the sampled token
+  int32_t* top_ids;         // [S, max_top], best first
+  float* top_logprobs;      // [S, max_top]
   int32_t S, vocab, max_top;
 };
 

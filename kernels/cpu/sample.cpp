@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/cpu_backend_impl.h"
 #include "kernels/philox.h"
+#include "kernels/sampling.h"
 
 namespace mla::cpu {
 namespace {
@@ -62,7 +63,8 @@ int32_t argmax(const float* values, int32_t n) {
   return best;
 }
 
-// The ids that top-k and then top-p keep, best first; empty: all of them. `scaled` are logits/T.
+// The ids that top-k and then top-p keep, best first; empty: all of them. `scaled` are logits/T;
+// those of -infinity have no mass.
 std::vector<int32_t> kept_ids(const float* scaled, int32_t n, int32_t k, float top_p) {
   const bool by_k = k > 0 && k < n, by_p = top_p < 1.0f;
   if (!by_k && !by_p) return {};
@@ -94,10 +96,13 @@ int32_t sample_row(const SampleSpec& spec, std::vector<float>& logits) {
   const int32_t n = static_cast<int32_t>(logits.size());
   const int32_t best_id = argmax(logits.data(), n);
   const float max = logits[static_cast<size_t>(best_id)];
-  if (max == kMinusInfinity) return -1;
+  if (!std::isfinite(max)) return -1;
   if (spec.temperature == 0.0f) return best_id;
   // Relative to the largest, so that a tiny temperature makes no infinity minus infinity.
-  for (float& x : logits) x = (x - max) / spec.temperature;
+  for (float& x : logits) {
+    x = (x - max) / spec.temperature;
+    if (x < spec.min_scaled) x = kMinusInfinity;
+  }
   const std::vector<int32_t> kept = kept_ids(logits.data(), n, spec.top_k, spec.top_p);
   double best = -std::numeric_limits<double>::infinity();
   int32_t pick = -1;
@@ -137,9 +142,11 @@ void CpuBackend<T>::sample(const SampleParams& p) {
       continue;
     }
     std::vector<float> logits(raw, raw + p.vocab);
-    for (int32_t b = spec.ban_begin; b < spec.ban_end; ++b)
-      logits[static_cast<size_t>(p.bans[b])] = kMinusInfinity;
-    const int32_t token = sample_row(spec, logits);  // -1: all of them are banned
+    for (int32_t e = spec.edit_begin; e < spec.edit_end; ++e) {
+      float& x = logits[static_cast<size_t>(p.edits[e].token)];
+      x = edited_logit(x, spec, p.edits[e]);
+    }
+    const int32_t token = sample_row(spec, logits);  // -1: all of them are ruled out
     give(s, token, token < 0 ? 0.0f : logprob(raw[token]));
     if (spec.num_top == 0) continue;
     const std::vector<int32_t> top = best_ids(raw, p.vocab, spec.num_top);

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include "lib/base/error.h"
+#include "lib/engine/logit_edits.h"
 
 namespace mla {
 
@@ -16,6 +18,7 @@ struct Engine::Live {
   uint64_t seed;
   // Tokens that end the request; they are banned while it is shorter than min_tokens.
   std::vector<int32_t> end_ids;
+  std::optional<LogitEdits> edits;
   bool finite = true;
 
   Live(Request r, const TextSetup& text)
@@ -61,10 +64,7 @@ double Engine::now_ms() {
 namespace {
 
 // What a line may ask for and the engine does not do yet.
-bool is_unserved(const SamplingParams& s) {
-  return s.n > 1 || s.min_p != 0 || s.presence_penalty != 0 || s.frequency_penalty != 0 ||
-         s.repetition_penalty != 1 || !s.logit_bias.empty();
-}
+bool is_unserved(const SamplingParams& s) { return s.n > 1; }
 
 }  // namespace
 
@@ -96,8 +96,7 @@ std::string Engine::prompt_text(const Request& request) const {
 
 void Engine::add(Request request, const Sink& sink) {
   if (is_unserved(request.sampling))
-    return sink(make_bad_line(request, error_code::kUnsupported,
-                              "n > 1, min_p, penalties and logit_bias are not served yet"));
+    return sink(make_bad_line(request, error_code::kUnsupported, "n > 1 is not served yet"));
   std::vector<int32_t> tokens;
   try {
     tokens = tokenize(request);
@@ -126,12 +125,7 @@ void Engine::add(Request request, const Sink& sink) {
                          config_.eos_token_ids.end());
   std::sort(live->end_ids.begin(), live->end_ids.end());
   live->end_ids.erase(std::unique(live->end_ids.begin(), live->end_ids.end()), live->end_ids.end());
-  if (sampling.min_tokens > 0 && live->end_ids.size() > kMaxBans)
-    return sink(
-        make_bad_line(live->request, error_code::kInvalidRequest,
-                      fmt::format("with min_tokens: expected at most {} stop and end-of-sequence "
-                                  "ids, found {}",
-                                  kMaxBans, live->end_ids.size())));
+  live->edits.emplace(sampling, tokens, live->end_ids);
   live->result.prompt_tokens = prompt_len;
   if (sampling.logprobs) live->result.logprobs.emplace();
   if (sampling.prompt_logprobs) live->result.prompt_logprobs.emplace();
@@ -143,10 +137,11 @@ void Engine::add(Request request, const Sink& sink) {
     return sink(make_bad_line(live->request, error_code::kContextLength, e.what()));
   }
   const int64_t id = live->request.index;
+  if (live->edits->follow_tokens()) ++following_;
   live_.emplace(id, std::move(live));
 }
 
-RowSampling Engine::sampling_of(const Live& live, const SampleRow& sample) const {
+RowSampling Engine::sampling_of(Live& live, const SampleRow& sample) const {
   const SamplingParams& s = live.request.sampling;
   // Not the result's: a token may be on its way.
   const int32_t generated = sample.position - live.result.prompt_tokens;
@@ -154,11 +149,16 @@ RowSampling Engine::sampling_of(const Live& live, const SampleRow& sample) const
   row.spec = {.temperature = s.temperature,
               .top_p = s.top_p,
               .top_k = std::max(s.top_k, 0),
+              .min_scaled = std::log(s.min_p),
               .choice = 0,
               .position = static_cast<uint32_t>(sample.position),
               .seed = live.seed,
-              .num_top = s.logprobs.value_or(0)};
-  if (generated < s.min_tokens) row.bans = live.end_ids;
+              .num_top = s.logprobs.value_or(0),
+              .repetition_penalty = s.repetition_penalty,
+              .frequency_penalty = s.frequency_penalty,
+              .presence_penalty = s.presence_penalty};
+  if (generated >= s.min_tokens) live.edits->end_bans();
+  row.edits = live.edits->list();
   return row;
 }
 
@@ -171,6 +171,7 @@ bool Engine::take(Live& live, const StepOutput& out, size_t row, double at_ms) {
   Result& result = live.result;
   const SamplingParams& sampling = live.request.sampling;
   result.token_ids.push_back(token);
+  live.edits->add(token);
   result.logprob_hash.add(out.logprobs[row]);
   result.timing.token(at_ms);
   if (result.logprobs) {
@@ -215,6 +216,7 @@ void Engine::name_tokens(Result& result) const {
 
 void Engine::finish(Live& live, const Sink& sink) {
   scheduler_.finish(live.request.index);
+  if (live.edits->follow_tokens()) --following_;
   if (!live.finite || !is_finite(live.result)) {
     sink(make_bad_line(
         live.request, error_code::kNotFinite,
@@ -234,7 +236,8 @@ void Engine::finish(Live& live, const Sink& sink) {
 
 void Engine::step(const Sink& sink) {
   const double start = now_ms();
-  const bool ahead = launch() && pipelined_;
+  // A step is planned before the tokens of the last are known, but for penalties, which need them.
+  const bool ahead = launch() && pipelined_ && following_ == 0;
   if (launched_.size() > (ahead ? 1 : 0)) collect(sink);
   times_.total_seconds += (now_ms() - start) / 1000;
 }

@@ -83,7 +83,7 @@ class Engine {
   // from before it was preempted, stays.
   void take_prompt_logprobs(const StepPlan& plan);
   void take_prompt_logprobs(const PrefillSpan& span, Live& live);
-  RowSampling sampling_of(const Live& live, const SampleRow& row) const;
+  RowSampling sampling_of(Live& live, const SampleRow& row) const;
   // The sampled token of a row; true when the request has ended.
   bool take(Live& live, const StepOutput& out, size_t row, double at_ms);
   void name_tokens(Result& result) const;
@@ -96,6 +96,7 @@ class Engine {
   int32_t max_model_len_;
   uint64_t seed_;
   bool pipelined_;
+  int64_t following_ = 0;  // live requests whose sampling needs all tokens before
   Scheduler scheduler_;
   std::unordered_map<int64_t, std::unique_ptr<Live>> live_;  // by Sequence::id = Request::index
   std::deque<Launched> launched_;

@@ -220,7 +220,7 @@ class Planner {
 
   std::vector<MemoryPlan::Entry> entries(const StepLimits& limits) const {
     Arena step_plan;
-    PlanBuffers::carve(step_plan, limits);
+    PlanBuffers::carve(step_plan, config_, limits);
     std::vector<MemoryPlan::Entry> all = {
         {"weights", weight_bytes_},
         {kKvBlocks, static_cast<uint64_t>(limits.num_pages) * page_bytes_},

@@ -8,7 +8,7 @@ int64_t split_capacity(const StepLimits& limits) {
   return int64_t{limits.max_decode_splits} + limits.max_seqs;
 }
 
-PlanBuffers PlanBuffers::carve(Arena& arena, const StepLimits& limits) {
+PlanBuffers PlanBuffers::carve(Arena& arena, const ModelConfig& c, const StepLimits& limits) {
   PlanBuffers b{};
   const int64_t B = limits.max_rows, S = limits.max_seqs;
   const int64_t pages = (int64_t{limits.max_model_len} + kPageTokens - 1) / kPageTokens;
@@ -21,7 +21,7 @@ PlanBuffers PlanBuffers::carve(Arena& arena, const StepLimits& limits) {
   const int64_t passes = 2 + limits.max_model_len / std::max(limits.workspace_rows, 1);
   b.max_tiles = key_tiles + passes * (B / kQueryTile + S);
   b.max_splits = split_capacity(limits);
-  b.max_bans = S * kMaxBans;
+  b.max_edits = std::max<int64_t>(c.vocab_size, S * kEditsPerRow);
   b.token_ids = arena.take<int32_t>(B);
   b.positions = arena.take<int32_t>(B);
   b.slots = arena.take<int64_t>(B);
@@ -35,7 +35,7 @@ PlanBuffers PlanBuffers::carve(Arena& arena, const StepLimits& limits) {
   b.num_splits = arena.take<int32_t>(2);
   b.sample_rows = arena.take<int32_t>(S);
   b.specs = arena.take<SampleSpec>(S);
-  b.bans = arena.take<int32_t>(b.max_bans);
+  b.edits = arena.take<LogitEdit>(b.max_edits);
   return b;
 }
 

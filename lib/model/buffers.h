@@ -23,9 +23,9 @@ struct StepLimits {
 // Decode splits of a step, those of padding rows included.
 int64_t split_capacity(const StepLimits& limits);
 
-inline constexpr int32_t kMaxTop = 20;       // logprobs of a token, at most
-inline constexpr int32_t kMaxBans = 64;      // tokens that one row may not sample, at most
-inline constexpr int32_t kMlpSlice = 32768;  // rows of the feed-forward at once
+inline constexpr int32_t kMaxTop = 20;        // logprobs of a token, at most
+inline constexpr int32_t kEditsPerRow = 256;  // logit edits on the device at once, a sequence
+inline constexpr int32_t kMlpSlice = 32768;   // rows of the feed-forward at once
 
 // The step plan on the device; see StepPlan.
 struct PlanBuffers {
@@ -42,10 +42,10 @@ struct PlanBuffers {
   int32_t* num_splits;         // [2] splits, groups
   int32_t* sample_rows;        // [max_seqs]
   SampleSpec* specs;           // [max_seqs]
-  int32_t* bans;               // [max_bans]
-  int64_t page_table_size, max_key_spans, max_tiles, max_splits, max_bans;
+  LogitEdit* edits;            // [max_edits], at least one row's
+  int64_t page_table_size, max_key_spans, max_tiles, max_splits, max_edits;
 
-  static PlanBuffers carve(Arena& arena, const StepLimits& limits);
+  static PlanBuffers carve(Arena& arena, const ModelConfig& config, const StepLimits& limits);
 };
 
 // Recomputed K and V, and the running softmax state of requests that need several passes.

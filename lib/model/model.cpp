@@ -39,7 +39,7 @@ Model::Model(const ModelConfig& config, const ModelWeights& weights, Backend& ba
   const ModelShape shape = model_shape(config, limits);
   void* scratch = nullptr;
   const auto carve = [&](Arena& arena) {
-    plan_ = PlanBuffers::carve(arena, limits_);
+    plan_ = PlanBuffers::carve(arena, c_, limits_);
     work_ = WorkspaceBuffers::carve(arena, c_, limits_, backend_.dtype());
     a_ = ActivationBuffers::carve(arena, c_, limits_, backend_.dtype());
     scratch = arena.take(static_cast<int64_t>(backend_.scratch_bytes(shape)), 1);
@@ -295,26 +295,28 @@ void Model::sampled_logits(int64_t S) {
       {.x = a_.sampled_hidden, .w = w_.lm_head, .out = a_.logits, .out_f32 = true, .T = S});
 }
 
-void Model::sample(int64_t S, int64_t top) {
-  const SampledOutput out = SampledOutput::at(a_.output, S, top);
-  backend_.sample({.logits = a_.logits,
-                   .specs = plan_.specs,
-                   .bans = plan_.bans,
-                   .tokens = out.tokens,
+void Model::sample(int64_t begin, int64_t end, int64_t rows, int64_t top) {
+  const SampledOutput out = SampledOutput::at(a_.output, rows, top);
+  backend_.sample({.logits = a_.logits + begin * c_.vocab_size,
+                   .specs = plan_.specs + begin,
+                   .edits = plan_.edits,
+                   .tokens = out.tokens + begin,
                    .sampled = a_.sampled,
-                   .logprobs = out.logprobs,
-                   .top_ids = out.top_ids,
-                   .top_logprobs = out.top_logprobs,
-                   .S = static_cast<int32_t>(S),
+                   .logprobs = out.logprobs + begin,
+                   .top_ids = out.top_ids + begin * top,
+                   .top_logprobs = out.top_logprobs + begin * top,
+                   .S = static_cast<int32_t>(end - begin),
                    .vocab = c_.vocab_size,
                    .max_top = static_cast<int32_t>(top)});
 }
 
-void Model::upload(const StepPlan& plan, const std::vector<RowSampling>& sampling, int64_t S) {
+std::vector<Model::EditGroup> Model::upload(const StepPlan& plan,
+                                            const std::vector<RowSampling>& sampling, int64_t S) {
   if (S > limits_.max_seqs)
     fail("step plan: {} sampled rows, expected at most {}", S, limits_.max_seqs);
-  std::vector<int32_t> rows, bans;
+  std::vector<int32_t> rows;
   std::vector<SampleSpec> specs;
+  std::vector<EditGroup> groups(1);
   for (size_t i = 0; i < plan.samples.size(); ++i) {
     rows.push_back(plan.samples[i].row);
     specs.push_back(sampling[i].spec);
@@ -322,19 +324,28 @@ void Model::upload(const StepPlan& plan, const std::vector<RowSampling>& samplin
     if (spec.num_top > kMaxTop)
       fail("{} top logprobs of a row, expected at most {}", spec.num_top, kMaxTop);
     spec.token_slot = plan.samples[i].token_slot;
-    spec.ban_begin = static_cast<int32_t>(bans.size());
-    bans.insert(bans.end(), sampling[i].bans.begin(), sampling[i].bans.end());
-    spec.ban_end = static_cast<int32_t>(bans.size());
+    const auto& edits = sampling[i].edits;
+    const auto room = static_cast<size_t>(plan_.max_edits);
+    if (edits.size() > room)
+      fail("{} logit edits of a row, expected at most {}", edits.size(), room);
+    if (groups.back().edits.size() + edits.size() > room) {
+      groups.back().end = static_cast<int64_t>(i);
+      groups.emplace_back();
+    }
+    std::vector<LogitEdit>& list = groups.back().edits;
+    spec.edit_begin = static_cast<int32_t>(list.size());
+    list.insert(list.end(), edits.begin(), edits.end());
+    spec.edit_end = static_cast<int32_t>(list.size());
   }
+  groups.back().end = S;
   for (auto row = static_cast<int32_t>(rows.size()); row < S; ++row) {
     rows.push_back(row);
     specs.emplace_back();
   }
-  if (static_cast<int64_t>(bans.size()) > plan_.max_bans)
-    fail("{} banned tokens in a step, expected at most {}", bans.size(), plan_.max_bans);
   copy(backend_, plan_.sample_rows, rows);
   copy(backend_, plan_.specs, specs);
-  copy(backend_, plan_.bans, bans);
+  copy(backend_, plan_.edits, groups.front().edits);
+  return groups;
 }
 
 void Model::replay(StepPlan plan, const std::vector<RowSampling>& sampling, int32_t size) {
@@ -344,7 +355,7 @@ void Model::replay(StepPlan plan, const std::vector<RowSampling>& sampling, int3
   backend_.replay(replay_keys_ + static_cast<uint64_t>(size), [&] {
     compute(plan);
     sampled_logits(size);
-    sample(size, kMaxTop);
+    sample(0, size, size, kMaxTop);
   });
 }
 
@@ -353,7 +364,10 @@ void Model::launch(const StepPlan& plan, const std::vector<RowSampling>& samplin
     fail("{} sampled rows, {} ways to sample them", plan.samples.size(), sampling.size());
   if (in_flight_.size() == kMaxInFlight) fail("{} steps are on their way already", kMaxInFlight);
   // Every row of a step that is replayed samples: one that is computed anew may not.
-  const bool plain = plan.prefill_rows == 0 && plan.samples.size() == plan.decode.size();
+  int64_t edits = 0;
+  for (const RowSampling& row : sampling) edits += static_cast<int64_t>(row.edits.size());
+  const bool plain = plan.prefill_rows == 0 && plan.samples.size() == plan.decode.size() &&
+                     edits <= plan_.max_edits;
   const int32_t size = plain ? graph_size(graph_sizes_, plan.rows()) : 0;
   const auto wants_top = [](const RowSampling& row) { return row.spec.num_top; };
   const int32_t most =
@@ -367,11 +381,14 @@ void Model::launch(const StepPlan& plan, const std::vector<RowSampling>& samplin
     step.rows = static_cast<int64_t>(sampling.size());
     step.top = most;
     upload(plan);
-    upload(plan, sampling, step.rows);
+    const std::vector<EditGroup> groups = upload(plan, sampling, step.rows);
     compute(plan);
-    if (step.rows > 0) {
-      sampled_logits(step.rows);
-      sample(step.rows, step.top);
+    if (step.rows > 0) sampled_logits(step.rows);
+    int64_t begin = 0;
+    for (const EditGroup& group : groups) {
+      if (begin > 0) copy(backend_, plan_.edits, group.edits);
+      if (group.end > begin) sample(begin, group.end, step.rows, step.top);
+      begin = group.end;
     }
   }
   step.host = host_[launches_++ % kMaxInFlight];

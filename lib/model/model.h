@@ -22,11 +22,11 @@ struct StepOutput {
   std::vector<float> top_logprobs;  // [S, kMaxTop]
 };
 
-// The tokens that a row may not sample, beside its SampleSpec (whose ban_begin, ban_end and
-// token_slot are set by Model::launch).
+// How a row is sampled: its SampleSpec, whose edit_begin, edit_end and token_slot Model::launch
+// sets, and the logits that are changed before, tokens distinct.
 struct RowSampling {
   SampleSpec spec;
-  std::span<const int32_t> bans;
+  std::span<const LogitEdit> edits;
 };
 
 class Model {
@@ -79,13 +79,21 @@ class Model {
   };
 
   void upload(const StepPlan& plan);
-  // Where and how to sample; rows beyond plan.samples are padding, sampled from the row itself.
-  void upload(const StepPlan& plan, const std::vector<RowSampling>& sampling, int64_t rows);
+  // Sampled rows up to `end` whose logit edits are on the device at once.
+  struct EditGroup {
+    int64_t end;
+    std::vector<LogitEdit> edits;
+  };
+  // Where and how to sample; rows beyond plan.samples are padding, sampled from the row itself. Has
+  // the edits of the first group there; most steps have one.
+  std::vector<EditGroup> upload(const StepPlan& plan, const std::vector<RowSampling>& sampling,
+                                int64_t rows);
   void compute(const StepPlan& plan);
   // A step of decode rows that all sample, padded to one of graph_sizes.
   void replay(StepPlan plan, const std::vector<RowSampling>& sampling, int32_t size);
   void sampled_logits(int64_t rows);
-  void sample(int64_t rows, int64_t top);
+  // Rows [begin, end) of `rows`.
+  void sample(int64_t begin, int64_t end, int64_t rows, int64_t top);
   void attention(const StepPlan& plan, const LayerWeights& w, int32_t layer);
   void prefill_passes(const StepPlan& plan, const LayerWeights& w, void* cache, const void* q,
                       int64_t q_stride);

@@ -81,7 +81,7 @@ TEST_CASE(
       R"({"id": "good a", "prompt": "A baker has 3 trays of bread.", "max_tokens": 5})";
   const std::string good_b = R"({"id": 7, "prompt": [5, 6, 7, 8], "max_tokens": 4, "answer": "3"})";
   std::string text = "\xEF\xBB\xBF" + good_a + "\r\n\n";
-  std::vector<std::pair<std::string, std::string>> bad = {
+  const std::vector<std::pair<std::string, std::string>> bad = {
       {"{not json", "not valid JSON"},
       {"[1, 2]", "object"},
       {"\"text\"", "object"},
@@ -108,20 +108,13 @@ TEST_CASE(
       {R"({"prompt": "x", "stop_token_ids": [99999]})", "stop_token_ids"},
       {R"({"prompt": "x", "logprobs": 21})", "logprobs"},
       {R"({"prompt": "x", "stream": true})", "stream"},
-      {R"({"prompt": "x", "n": 2})", "n"},
+      {R"({"prompt": "x", "n": 0})", "n"},
       {R"({"id": 1.5, "prompt": "x"})", "id"},
       {R"({"messages": []})", "messages"},
       {R"({"messages": [{"role": "wizard", "content": "x"}]})", "wizard"},
       {R"({"messages": [{"role": "user"}]})", "content"},
   };
   for (const auto& [line, message] : bad) text += line + "\n";
-  // More end ids than a row may ban.
-  std::string ids = "0";
-  for (int i = 2; i < 80; ++i) ids += "," + std::to_string(i);
-  bad.push_back(
-      {R"({"prompt": "x", "max_tokens": 4, "min_tokens": 2, "stop_token_ids": [)" + ids + "]}",
-       "64"});
-  text += bad.back().first + "\n";
   // 4096 positions: one prompt at the limit.
   std::string long_prompt = "{\"prompt\": [9";
   for (int i = 1; i < 4096; ++i) long_prompt += ",9";

@@ -121,13 +121,19 @@ std::vector<BadKind> bad_kinds() {
   both(kinds, R"("stop":[""])", "stop");
   both(kinds, R"("logprobs":21)", "logprobs");
   both(kinds, R"("stream":true)", "stream", "unsupported");
-  both(kinds, R"("logit_bias":{"5":1})", "logit_bias", "unsupported");
+  both(kinds, R"("min_p":2)", "min_p");
+  both(kinds, R"("presence_penalty":3)", "presence_penalty");
+  both(kinds, R"("frequency_penalty":"high")", "frequency_penalty");
+  both(kinds, R"("repetition_penalty":0)", "repetition_penalty");
+  both(kinds, R"("logit_bias":{"1024":1})", "logit_bias");
+  both(kinds, R"("suffix":"y")", "suffix", "unsupported");
   return kinds;
 }
 
 std::string good_line(int i) {
   const std::string id = "good " + std::to_string(i), number = std::to_string(i);
-  const std::string sampling = i % 2 ? R"(,"temperature":0.8,"top_p":0.9})" : "}";
+  const std::string sampling = i % 2 ? R"(,"temperature":0.8,"top_p":0.9})"
+                                     : R"(,"frequency_penalty":0.5,"logit_bias":{"7":2}})";
   if (i % 3 == 0)
     return R"({"id":")" + id + R"(","max_tokens":2,"prompt":"Bread )" + number + "\"" + sampling;
   if (i % 3 == 1)

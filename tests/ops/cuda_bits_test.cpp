@@ -256,7 +256,7 @@ TEST_CASE("Every op gives the same bits each time and writes all of its output")
     auto* top_logprobs = dev.poisoned_plain<float>(rows * 5);
     dev->sample({.logits = dev.plain(logits),
                  .specs = dev.plain(specs),
-                 .bans = dev.plain(std::vector<int32_t>{0}),
+                 .edits = nullptr,
                  .tokens = sampled,
                  .logprobs = logprobs,
                  .top_ids = top_ids,

@@ -1,128 +1,13 @@
 // sample against exact probabilities, the generator's published answers, and the backend's exp.
 #include <bit>
 #include <map>
-#include <numeric>
-#include <set>
 
 #include "kernels/cpu/micro.h"
 #include "kernels/philox.h"
-#include "tests/ops/backends.h"
+#include "tests/ops/sample_fixture.h"
 
 namespace mla::test {
 namespace {
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-size_t at(int64_t i) { return static_cast<size_t>(i); }
-
-struct Sampled {
-  std::vector<int32_t> tokens;
-  Floats logprobs;
-  std::vector<int32_t> top_ids;
-  Floats top_logprobs;
-};
-
-// On the GPU a row is of a multiple of 16 logits: the tokens past `vocab` are impossible.
-const float* device_logits(Device& dev, const Floats& logits, int32_t vocab) {
-  const int64_t width = dev.backend_case().size(vocab);
-  Floats rows;
-  for (size_t row = 0; row < logits.size(); row += at(vocab)) {
-    const auto from = logits.begin() + static_cast<std::ptrdiff_t>(row);
-    rows.insert(rows.end(), from, from + vocab);
-    rows.insert(rows.end(), at(width - vocab), -kInf);
-  }
-  return dev.plain(rows);
-}
-
-Sampled run_sample(Device& dev, const Floats& logits, int32_t vocab,
-                   const std::vector<SampleSpec>& specs, const std::vector<int32_t>& bans = {},
-                   int32_t max_top = 0) {
-  const int32_t S = static_cast<int32_t>(specs.size());
-  auto* tokens = dev.poisoned_plain<int32_t>(S);
-  auto* logprobs = dev.poisoned_plain<float>(S);
-  auto* top_ids = dev.poisoned_plain<int32_t>(int64_t{S} * max_top);
-  auto* top_logprobs = dev.poisoned_plain<float>(int64_t{S} * max_top);
-  dev->sample({.logits = device_logits(dev, logits, vocab),
-               .specs = dev.plain(specs),
-               .bans = dev.plain(bans),
-               .tokens = tokens,
-               .logprobs = logprobs,
-               .top_ids = top_ids,
-               .top_logprobs = top_logprobs,
-               .S = S,
-               .vocab = static_cast<int32_t>(dev.backend_case().size(vocab)),
-               .max_top = max_top});
-  return {dev.read_plain<int32_t>(tokens, S), dev.read_plain<float>(logprobs, S),
-          dev.read_plain<int32_t>(top_ids, int64_t{S} * max_top),
-          dev.read_plain<float>(top_logprobs, int64_t{S} * max_top)};
-}
-
-// n draws from one row of logits, at n positions.
-std::vector<int32_t> draws(const BackendCase& c, const Floats& row, SampleSpec spec, int32_t n,
-                           const std::vector<int32_t>& bans = {}) {
-  Device dev(c);
-  Floats logits;
-  std::vector<SampleSpec> specs;
-  for (int32_t i = 0; i < n; ++i) {
-    logits.insert(logits.end(), row.begin(), row.end());
-    spec.position = static_cast<uint32_t>(i);
-    specs.push_back(spec);
-  }
-  return run_sample(dev, logits, static_cast<int32_t>(row.size()), specs, bans).tokens;
-}
-
-std::set<int32_t> drawn(const BackendCase& c, const Floats& row, const SampleSpec& spec,
-                        const std::vector<int32_t>& bans = {}) {
-  const std::vector<int32_t> tokens = draws(c, row, spec, 600, bans);
-  return {tokens.begin(), tokens.end()};
-}
-
-// Logits whose softmax at temperature 1 are these probabilities, up to rounding.
-Floats logs(const std::vector<double>& p) {
-  Floats out;
-  for (const double x : p) out.push_back(static_cast<float>(std::log(x)));
-  return out;
-}
-
-// Pearson's statistic of the tokens against probabilities p; its mean is the degrees of freedom and
-// its variance twice that. Infinite where a token of probability 0 was drawn.
-double chi_square(const std::vector<int32_t>& tokens, const std::vector<double>& p) {
-  std::vector<double> count(p.size(), 0.0);
-  for (const int32_t t : tokens) {
-    if (t < 0 || at(t) >= p.size() || p[at(t)] == 0.0) return HUGE_VAL;
-    ++count[at(t)];
-  }
-  double sum = 0.0;
-  for (size_t i = 0; i < p.size(); ++i) {
-    const double expected = p[i] * static_cast<double>(tokens.size());
-    if (expected > 0.0) sum += (count[i] - expected) * (count[i] - expected) / expected;
-  }
-  return sum;
-}
-
-// One in a hundred thousand of honest samples exceeds it; the seeds are fixed.
-double chi_limit(double freedom) { return freedom + 5.0 * std::sqrt(2.0 * freedom) + 6.0; }
-
-std::vector<double> softmax(const Floats& row, double temperature) {
-  std::vector<double> p;
-  double sum = 0.0;
-  for (const float x : row) sum += p.emplace_back(std::exp(double{x} / temperature));
-  for (double& x : p) x /= sum;
-  return p;
-}
-
-// p over `kept` alone.
-std::vector<double> only(std::vector<double> p, const std::set<int32_t>& kept) {
-  double sum = 0.0;
-  for (size_t i = 0; i < p.size(); ++i)
-    sum += p[i] = kept.count(static_cast<int32_t>(i)) ? p[i] : 0.0;
-  for (double& x : p) x /= sum;
-  return p;
-}
-
-const Floats kRow = {0.3f,  1.9f, -0.7f, 1.2f,  -2.5f, 0.9f, 1.6f,
-                     -1.1f, 0.0f, 0.6f,  -0.2f, 1.0f,  -3.0f};
 
 TEST_CASE("Greedy sampling takes the lowest id of the largest logit") {
   for (const BackendCase& c : backend_cases())
@@ -149,21 +34,22 @@ TEST_CASE("Banned tokens are not sampled and their logits stay in the logprobs")
     Floats logits = kRow;
     logits.insert(logits.end(), kRow.begin(), kRow.end());
     SampleSpec first, second;
-    first.ban_begin = 0, first.ban_end = 2;
-    second.ban_begin = 2, second.ban_end = 3;
-    const Sampled got = run_sample(dev, logits, 13, {first, second}, {1, 6, 3});
+    first.edit_begin = 0, first.edit_end = 2;
+    second.edit_begin = 2, second.edit_end = 3;
+    const Sampled got = run_sample(dev, logits, 13, {first, second}, bans({1, 6, 3}));
     CHECK(got.tokens == std::vector<int32_t>{3, 1});
     const std::vector<double> p = softmax(kRow, 1.0);
     CHECK(std::fabs(double{got.logprobs[0]} - std::log(p[3])) <= 1e-5);
 
     SampleSpec spec{.temperature = 1.0f};
-    spec.ban_end = 3;
-    CHECK(drawn(c, {1.0f, 1.0f, 1.0f, 1.0f}, spec, {0, 2, 3}) == std::set<int32_t>{1});
+    spec.edit_end = 3;
+    CHECK(drawn(c, {1.0f, 1.0f, 1.0f, 1.0f}, spec, bans({0, 2, 3})) == std::set<int32_t>{1});
     // What top-k and top-p keep is of the tokens that may be sampled.
     spec.top_k = 2;
-    CHECK(drawn(c, {9.0f, 1.0f, 8.0f, 7.0f, 1.0f}, spec, {0, 2, 3}) == std::set<int32_t>{1, 4});
+    CHECK(drawn(c, {9.0f, 1.0f, 8.0f, 7.0f, 1.0f}, spec, bans({0, 2, 3})) ==
+          std::set<int32_t>{1, 4});
     spec.top_k = 0, spec.top_p = 0.4f;
-    CHECK(drawn(c, {9.0f, 1.0f, 8.0f, 7.0f, 1.0f}, spec, {0, 2, 3}) == std::set<int32_t>{1});
+    CHECK(drawn(c, {9.0f, 1.0f, 8.0f, 7.0f, 1.0f}, spec, bans({0, 2, 3})) == std::set<int32_t>{1});
   }
 }
 
@@ -182,9 +68,9 @@ TEST_CASE("A row of NaN or of plus infinity or without a token samples nothing")
       logits.insert(logits.end(), {0.0f, 1.0f, 2.0f, 3.0f});     // all banned
       std::vector<SampleSpec> specs(
           8, SampleSpec{.temperature = temperature, .top_p = 0.9f, .top_k = 3});
-      specs[7].ban_end = 4;
+      specs[7].edit_end = 4;
       Device dev(c);
-      const Sampled got = run_sample(dev, logits, 4, specs, {0, 1, 2, 3});
+      const Sampled got = run_sample(dev, logits, 4, specs, bans({0, 1, 2, 3}));
       CHECK(got.tokens == std::vector<int32_t>{-1, -1, -1, -1, -1, -1, 2, -1});
       CHECK(std::fabs(got.logprobs[6]) <= (c.cuda ? 1e-6f : 0.0f));
     }
@@ -199,12 +85,12 @@ TEST_CASE("A sampled token stays in its slot of the device and none is 0") {
     specs[2].token_slot = -1;
     specs[3].token_slot = 1;
     specs[4].token_slot = 5;  // all banned
-    specs[4].ban_end = 4;
+    specs[4].edit_end = 4;
     Device dev(c);
     auto* sampled = dev.plain(std::vector<int32_t>(6, 77));
     dev->sample({.logits = device_logits(dev, logits, 4),
                  .specs = dev.plain(specs),
-                 .bans = dev.plain(std::vector<int32_t>{0, 1, 2, 3}),
+                 .edits = dev.plain(bans({0, 1, 2, 3})),
                  .tokens = dev.poisoned_plain<int32_t>(5),
                  .sampled = sampled,
                  .logprobs = dev.poisoned_plain<float>(5),
@@ -247,27 +133,6 @@ TEST_CASE("Top-k and top-p keep the lower id of a tie") {
     // Temperature first: at 0.5 the weights are 4 : 1.
     CHECK(drawn(c, p, {.temperature = 0.5f, .top_p = 0.74f}) == std::set<int32_t>{0, 2, 4});
     CHECK(drawn(c, p, {.temperature = 0.5f, .top_p = 0.77f}) == std::set<int32_t>{0, 1, 2, 4});
-  }
-}
-
-TEST_CASE("Draws follow the softmax at a temperature and of the sets that top-k and top-p keep") {
-  constexpr int32_t kDraws = 20000;
-  for (const BackendCase& c : backend_cases()) {
-    INFO(c.name);
-    for (const float t : {0.5f, 1.0f, 2.0f}) {
-      INFO("temperature " << t);
-      const SampleSpec spec{.temperature = t, .seed = 11};
-      CHECK(chi_square(draws(c, kRow, spec, kDraws), softmax(kRow, t)) <= chi_limit(12));
-    }
-    const std::set<int32_t> best5 = {1, 6, 3, 11, 5};
-    CHECK(chi_square(draws(c, kRow, {.temperature = 0.8f, .top_k = 5, .seed = 12}, kDraws),
-                     only(softmax(kRow, double{0.8f}), best5)) <= chi_limit(4));
-    // At temperature 1 the best five hold 0.80 and the best four 0.69.
-    CHECK(chi_square(draws(c, kRow, {.temperature = 1.0f, .top_p = 0.75f, .seed = 13}, kDraws),
-                     only(softmax(kRow, 1.0), best5)) <= chi_limit(4));
-    CHECK(chi_square(
-              draws(c, kRow, {.temperature = 1.0f, .top_p = 0.9f, .top_k = 4, .seed = 14}, kDraws),
-              only(softmax(kRow, 1.0), {1, 6, 3, 11})) <= chi_limit(3));
   }
 }
 

@@ -144,7 +144,7 @@ TEST_CASE("Two modes share a pool that fits the larger buffers of both") {
   CHECK(all.num_pages < plan_of(on).limits.num_pages);
   // The model's buffers, as it allocates them.
   Arena arena;
-  PlanBuffers::carve(arena, all);
+  PlanBuffers::carve(arena, lite(), all);
   WorkspaceBuffers::carve(arena, lite(), all, DType::bf16);
   ActivationBuffers::carve(arena, lite(), all, DType::bf16);
   const uint64_t total = kWeights + arena.used() + bytes_of(both[0], "RoPE table") +
