@@ -83,11 +83,12 @@ class RowWriter {
 Scheduler::Scheduler(const SchedulerOptions& options, int32_t num_pages)
     : options_(checked(options)),
       max_running_(std::min(options.max_seqs, options.max_batched_tokens)),
-      pool_(num_pages) {
+      pool_(num_pages, options.prefix_caching) {
   for (int32_t slot = max_running_ - 1; slot >= 0; --slot) free_slots_.push_back(slot);
 }
 
-void Scheduler::add(int64_t id, std::vector<int32_t> tokens, int32_t max_new_tokens) {
+void Scheduler::add(int64_t id, std::vector<int32_t> tokens, int32_t max_new_tokens,
+                    PrefixReuse reuse) {
   const auto prompt = static_cast<int64_t>(tokens.size());
   if (sequences_.contains(id)) fail("request {}: the id is in use already", id);
   if (prompt == 0) fail("request {}: the prompt is empty", id);
@@ -109,12 +110,14 @@ void Scheduler::add(int64_t id, std::vector<int32_t> tokens, int32_t max_new_tok
   s.tokens = std::move(tokens);
   s.prompt_len = static_cast<int32_t>(prompt);
   s.max_tokens = max_tokens;
+  s.reuse = reuse;
   waiting_.insert(id);
 }
 
 StepPlan Scheduler::next() {
   Draft draft;
   draft.budget = options_.max_batched_tokens;
+  draft.key_pages = pool_.num_pages();
   draft.splits = options_.max_decode_splits > 0 ? options_.max_decode_splits
                                                 : std::numeric_limits<int64_t>::max();
   if (options_.chunked) draft_decodes(draft);
@@ -131,6 +134,10 @@ StepPlan Scheduler::next() {
 
 bool Scheduler::Draft::allows_decode_row(int32_t key_len) const {
   return decode_splits(key_len) <= splits || !has_decode_rows;
+}
+
+bool Scheduler::Draft::allows_prompt(int32_t key_len) const {
+  return pages_for(key_len) <= key_pages || !has_prompts;
 }
 
 // A preempted sequence is younger than the one that needs its pages and so has no row yet. It
@@ -153,7 +160,17 @@ void Scheduler::draft_fills(Draft& draft) {
 void Scheduler::admit(Draft& draft) {
   while (!waiting_.empty()) {
     Sequence& s = sequences_.at(*waiting_.begin());
-    if (!may_admit(s, draft) || !pool_.grow(s.pages, s.size())) return;
+    std::vector<int32_t> found;
+    if (s.reuse == PrefixReuse::take)
+      found = pool_.find_prefix({s.tokens.data(), static_cast<size_t>(s.prompt_len) - 1});
+    if (!may_admit(s, found, draft)) return;
+    pool_.share(found, s.pages);
+    pool_.grow(s.pages, s.size());
+    s.computed = static_cast<int32_t>(found.size()) * kPageTokens;
+    if (s.high_water == 0) {
+      s.cached_tokens = s.computed;
+      stats_.cached_tokens += s.computed;
+    }
     waiting_.erase(waiting_.begin());
     s.state = SequenceState::running;
     s.token_slot = free_slots_.back();
@@ -163,14 +180,20 @@ void Scheduler::admit(Draft& draft) {
   }
 }
 
-bool Scheduler::may_admit(const Sequence& s, const Draft& draft) const {
+bool Scheduler::may_admit(const Sequence& s, const std::vector<int32_t>& found,
+                          const Draft& draft) const {
   if (num_running() >= max_running_) return false;
   // Preempted before its token was known: it is computed anew when all its tokens are.
   if (s.in_flight > 0) return false;
   // With nothing running the whole pool is free, and add() has seen that the sequence fits it.
   const int32_t spare = running_.empty() ? 0 : 1;
-  if (pages_for(s.size()) + spare > pool_.free_pages()) return false;
-  return draft.budget >= (options_.chunked ? 1 : s.size());
+  const auto shared = static_cast<int32_t>(found.size());
+  const int32_t pages = pages_for(s.size()) - shared + pool_.free_among(found);
+  if (pages + spare > pool_.free_pages()) return false;
+  const int32_t rows = s.size() - shared * kPageTokens;
+  const int32_t first = options_.chunked ? std::min(rows, draft.budget) : rows;
+  return draft.budget >= (options_.chunked ? 1 : rows) &&
+         draft.allows_prompt(std::min(shared * kPageTokens + first, s.prompt_len));
 }
 
 // As many pending tokens as the budget holds; of the generated ones, as many as the splits allow.
@@ -179,6 +202,13 @@ void Scheduler::take(Sequence& s, Draft& draft) {
   const int32_t begin = s.computed;
   const int32_t limit = begin + std::min(s.pending(), draft.budget);
   int32_t end = std::clamp(s.prompt_len, begin, limit);
+  if (begin < end) {
+    if (!draft.allows_prompt(end)) return;
+    draft.key_pages -= pages_for(end);
+    draft.has_prompts = true;
+    if (s.reuse != PrefixReuse::none)
+      pool_.publish(s.pages, s.tokens, begin / kPageTokens, end / kPageTokens);
+  }
   for (; end < limit; ++end) {
     if (!draft.allows_decode_row(end + 1)) break;
     draft.splits -= decode_splits(end + 1);

@@ -22,6 +22,10 @@
 // oldest: it gives its pages back and goes to the front of the queue. The oldest can always go on,
 // so every request ends.
 //
+// Sequences that begin with the same tokens may share the pages of those (prefix caching), also
+// within one step, which writes all its cache rows before it reads any. The last prompt token is
+// always computed: its row gives the first token.
+//
 // In both modes prompt tokens take the prefill path and generated tokens the absorbed path, also
 // when a preempted sequence is computed anew: a token's bits do not depend on scheduling.
 #pragma once
@@ -44,6 +48,7 @@ struct SchedulerOptions {
   int32_t workspace_rows = 0;      // W, a multiple of kKeyTile
   int32_t max_decode_splits = 0;   // cap on the decode splits (of kDecodeSplit keys) of a step;
                                    // 0: none. The oldest go first, and one row may always run.
+  bool prefix_caching = false;     // pages of prompts can be found after their sequences have ended
 };
 
 struct SchedulerStats {
@@ -54,6 +59,7 @@ struct SchedulerStats {
   int64_t prompts_split = 0;  // prompts whose first computation took more than one step
   int64_t prefill_tokens = 0, decode_tokens = 0;  // rows of each kind
   int64_t recomputed_tokens = 0;                  // those of both kinds computed before
+  int64_t cached_tokens = 0;                      // of prompts, found when they were admitted first
   int32_t max_running = 0, peak_pages = 0;
 };
 
@@ -69,7 +75,8 @@ class Scheduler {
   // prompt, a prompt at or over max_model_len, more pages for prompt + max_new_tokens (at most
   // max_model_len) than the pool has; the message gives the numbers. The caller makes that an error
   // of the request.
-  void add(int64_t id, std::vector<int32_t> tokens, int32_t max_new_tokens);
+  void add(int64_t id, std::vector<int32_t> tokens, int32_t max_new_tokens,
+           PrefixReuse reuse = PrefixReuse::none);
 
   // Sequences are there that have not been finished.
   bool has_work() const;
@@ -102,16 +109,23 @@ class Scheduler {
     int32_t budget = 0;            // rows left
     int64_t splits = 0;            // decode splits left
     bool has_decode_rows = false;  // the first one runs whatever its splits
+    // Pages of keys that prompt rows may attend to: no more than the pool has, also where sequences
+    // share them, so that the lists of a step are bounded. The first prompt runs whatever it has.
+    int32_t key_pages = 0;
+    bool has_prompts = false;
     std::vector<Work> work;
 
     bool allows_decode_row(int32_t key_len) const;
+    bool allows_prompt(int32_t key_len) const;
   };
 
   void draft_decodes(Draft& draft);
   void draft_fills(Draft& draft);
   void admit(Draft& draft);
-  bool may_admit(const Sequence& sequence, const Draft& draft) const;
-  static void take(Sequence& sequence, Draft& draft);
+  // `found`: the pages that it would share.
+  bool may_admit(const Sequence& sequence, const std::vector<int32_t>& found,
+                 const Draft& draft) const;
+  void take(Sequence& sequence, Draft& draft);
   bool make_room(Sequence& sequence);
   void preempt(Sequence& sequence);
   void leave(Sequence& sequence);

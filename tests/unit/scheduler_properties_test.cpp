@@ -48,6 +48,7 @@ struct Request {
   int32_t max_new = 1;
   int32_t arrival = 0;     // the step before which it is added
   int32_t cancelled = -1;  // the step in which it is taken away, -1: never
+  mla::PrefixReuse reuse = mla::PrefixReuse::none;
 };
 
 struct Case {
@@ -152,6 +153,7 @@ class Simulation {
 
   const mla::SchedulerStats& stats() const { return scheduler_.stats(); }
   int64_t unknown() const { return unknown_; }
+  int64_t found() const { return found_; }  // prompt tokens that were not computed
 
  private:
   struct Cell {
@@ -159,9 +161,11 @@ class Simulation {
     int32_t position = -1;
     int32_t token = -1;
     int32_t residence = -1;  // the owner's preemptions when it was written
+    uint64_t prefix = 0;     // of a prompt token: a hash of the prompt up to it, else 0
   };
   struct Before {
     int32_t computed, preemptions, length;
+    bool running;
   };
 
   // A step has a row or waits for an arrival or a commit. A preemption pays for a page that a new
@@ -180,7 +184,10 @@ class Simulation {
   void arrive() {
     while (added_ < case_.requests.size() && case_.requests[added_].arrival <= step_) {
       const Request& r = case_.requests[added_];
-      scheduler_.add(static_cast<int64_t>(added_), r.prompt, r.max_new);
+      scheduler_.add(static_cast<int64_t>(added_), r.prompt, r.max_new, r.reuse);
+      prefixes_.emplace_back();
+      uint64_t hash = 1;
+      for (const int32_t token : r.prompt) prefixes_.back().push_back(hash = fold(hash, token));
       live_.insert(static_cast<int64_t>(added_++));
     }
   }
@@ -204,7 +211,7 @@ class Simulation {
     int64_t oldest = -1;
     for (const int64_t id : live_) {
       const Sequence& s = scheduler_.sequence(id);
-      before[id] = {s.computed, s.preemptions, s.length()};
+      before[id] = {s.computed, s.preemptions, s.length(), s.state == mla::SequenceState::running};
       if (oldest < 0 && s.state == mla::SequenceState::running) oldest = id;
     }
     StepPlan plan = scheduler_.next();
@@ -235,13 +242,15 @@ class Simulation {
       expect(s.in_flight <= (case_.lag ? 2 : 1), "few tokens are in flight");
       expect(s.length() <= s.max_tokens, "no token is sampled beyond the last one");
       for (const int32_t page : s.pages) {
-        expect(owner_.at(static_cast<size_t>(page)) == -1, "no page has two owners");
-        owner_[static_cast<size_t>(page)] = id;
+        int64_t& owner = owner_.at(static_cast<size_t>(page));
+        expect(owner == -1 || (shares(id) && shares(owner)), "only those that share have one page");
+        owner = owner == -1 ? id : kShared;
       }
     }
     const int32_t most = std::min(case_.options.max_seqs, case_.options.max_batched_tokens);
     expect(running <= most && running == scheduler_.num_running(), "few enough run");
-    const auto held = std::count_if(owner_.begin(), owner_.end(), [](int64_t o) { return o >= 0; });
+    const auto held =
+        std::count_if(owner_.begin(), owner_.end(), [](int64_t o) { return o != -1; });
     expect(held + scheduler_.free_pages() == case_.pages, "no page is lost");
   }
 
@@ -259,14 +268,26 @@ class Simulation {
     expect(case_.options.max_decode_splits == 0 || plan.decode.size() <= 1 ||
                splits <= case_.options.max_decode_splits,
            "the splits hold");
+    int64_t key_pages = 0;
+    for (const mla::PrefillSpan& p : plan.prefill) key_pages += mla::pages_for(p.context + p.q_len);
+    expect(plan.prefill.size() <= 1 || key_pages <= case_.pages, "the keys of prompts are bounded");
   }
 
-  // The sequence whose page table begins at `table_begin`, which is its whole table.
-  const Sequence& sequence_at(const StepPlan& plan, int32_t table_begin) const {
-    const auto begin = static_cast<size_t>(table_begin);
-    const int64_t owner = owner_.at(static_cast<size_t>(plan.page_table.at(begin)));
+  bool shares(int64_t id) const {
+    return id == kShared || scheduler_.sequence(id).reuse != mla::PrefixReuse::none;
+  }
+
+  // The sequence whose page table begins at `table_begin`, which is its whole table. A generated
+  // token's page is its own.
+  const Sequence& sequence_at(const StepPlan& plan, const mla::DecodeRow& row) const {
+    const auto page = static_cast<size_t>(row.table_begin + (row.key_len - 1) / kPageTokens);
+    const int64_t owner = owner_.at(static_cast<size_t>(plan.page_table.at(page)));
     expect(owner >= 0, "the page table names pages that are held");
-    const Sequence& s = scheduler_.sequence(owner);
+    return sequence_at(plan, owner, row.table_begin);
+  }
+  const Sequence& sequence_at(const StepPlan& plan, int64_t id, int32_t table_begin) const {
+    const auto begin = static_cast<size_t>(table_begin);
+    const Sequence& s = scheduler_.sequence(id);
     expect(begin + s.pages.size() <= plan.page_table.size(), "the page table is whole");
     expect(std::equal(s.pages.begin(), s.pages.end(), plan.page_table.begin() + table_begin),
            "the page table is the sequence's");
@@ -280,7 +301,13 @@ class Simulation {
     int32_t row = 0;
     const auto take = [&](const Sequence& s, int32_t position) {
       const Before& was = before.at(s.id);
-      const int32_t start = was.preemptions == s.preemptions ? was.computed : 0;
+      const bool goes_on = was.running && was.preemptions == s.preemptions;
+      const int32_t start = goes_on ? was.computed : position;
+      if (!computed.contains(s.id) && !goes_on) {
+        expect(position % kPageTokens == 0 && position < s.prompt_len, "whole pages are found");
+        expect(position == 0 || s.reuse == mla::PrefixReuse::take, "by those that take them");
+        found_ += position;
+      }
       int32_t& reached = computed.try_emplace(s.id, start).first->second;
       const auto r = static_cast<size_t>(row);
       expect(position == reached++, "positions come once and in order");
@@ -298,24 +325,25 @@ class Simulation {
           position % kPageTokens;
       expect(plan.slots[r] == slot, "the row's slot is its page table's");
       expect(written.insert(slot).second, "no slot is written twice");
-      cache_.at(static_cast<size_t>(slot)) = {s.id, position, token, s.preemptions};
+      cache_.at(static_cast<size_t>(slot)) = {s.id, position, token, s.preemptions,
+                                              prefix_of(s, position)};
       if (position + 1 == was.length) newest[s.id] = row;
       ++row;
     };
     for (size_t i = 0; i < plan.prefill.size(); ++i) {
       const mla::PrefillSpan& p = plan.prefill[i];
-      const Sequence& s = sequence_at(plan, p.table_begin);
-      expect(plan.prefill_ids[i] == s.id, "a span names its sequence");
+      const Sequence& s = sequence_at(plan, plan.prefill_ids[i], p.table_begin);
       expect(p.row_begin == row && p.q_len >= 1, "prompt rows follow each other");
       expect(p.context + p.q_len <= s.prompt_len, "prompt rows are prompt tokens");
-      expect(case_.options.chunked || (p.context == 0 && p.q_len == s.prompt_len),
+      expect(case_.options.chunked ||
+                 (p.context + p.q_len == s.prompt_len && (p.context == 0 || shares(s.id))),
              "the off mode takes whole prompts");
       for (int32_t t = 0; t < p.q_len; ++t) take(s, p.context + t);
     }
     expect(row == plan.prefill_rows, "prompt rows come first");
     int32_t splits = 0;
     for (const mla::DecodeRow& d : plan.decode) {
-      const Sequence& s = sequence_at(plan, d.table_begin);
+      const Sequence& s = sequence_at(plan, d);
       expect(d.split_begin == splits, "splits follow each other");
       for (int32_t i = 0; i * kDecodeSplit < d.key_len; ++i, ++splits) {
         const mla::DecodeSplit& split = plan.decode_splits.at(static_cast<size_t>(splits));
@@ -343,7 +371,11 @@ class Simulation {
     for (const mla::DecodeRow& d : plan.decode) tables.insert(d.table_begin);
     expect(tables.size() == sequences, "one page table a sequence");
     const std::set<int32_t> pages(plan.page_table.begin(), plan.page_table.end());
-    expect(pages.size() == plan.page_table.size(), "no page stands twice in the page table");
+    for (const int32_t page : pages) {
+      const auto times = std::count(plan.page_table.begin(), plan.page_table.end(), page);
+      expect(times == 1 || owner_[static_cast<size_t>(page)] == kShared,
+             "only a shared page stands twice in the page table");
+    }
   }
 
   void check_samples(const StepPlan& plan, const std::map<int64_t, int32_t>& newest,
@@ -357,23 +389,35 @@ class Simulation {
     expect(sampled == newest, "exactly the rows of the newest tokens sample");
   }
 
-  // All rows are written by now: every key must be there, of this sequence and this residence.
+  uint64_t prefix_of(const Sequence& s, int32_t position) const {
+    return position < s.prompt_len
+               ? prefixes_[static_cast<size_t>(s.id)][static_cast<size_t>(position)]
+               : 0;
+  }
+
+  // All rows are written by now: every key must be there, of this sequence and this residence, or
+  // of a prompt that is the same up to it.
   void read(const StepPlan& plan) {
     std::map<int64_t, uint64_t> hashes;
-    const auto keys = [&](int32_t table_begin, int32_t count) {
-      const Sequence& s = sequence_at(plan, table_begin);
+    const auto keys = [&](const Sequence& s, int32_t table_begin, int32_t count) {
       uint64_t hash = 1;
       for (int32_t k = 0; k < count; ++k) {
         const int64_t page = plan.page_table[static_cast<size_t>(table_begin + k / kPageTokens)];
         const Cell& cell = cache_[static_cast<size_t>(page * kPageTokens + k % kPageTokens)];
-        expect(cell.owner == s.id && cell.position == k && cell.residence == s.preemptions,
+        const bool own = cell.owner == s.id && cell.residence == s.preemptions;
+        const bool shared = s.reuse == mla::PrefixReuse::take && k < s.prompt_len;
+        expect(cell.position == k && cell.prefix == prefix_of(s, k) && (own || shared),
                "a row's keys are written");
         hash = fold(hash, cell.token);
       }
       hashes[s.id] = hash;
     };
-    for (const mla::PrefillSpan& p : plan.prefill) keys(p.table_begin, p.context + p.q_len);
-    for (const mla::DecodeRow& d : plan.decode) keys(d.table_begin, d.key_len);
+    for (size_t i = 0; i < plan.prefill.size(); ++i) {
+      const mla::PrefillSpan& p = plan.prefill[i];
+      keys(scheduler_.sequence(plan.prefill_ids[i]), p.table_begin, p.context + p.q_len);
+    }
+    for (const mla::DecodeRow& d : plan.decode)
+      keys(sequence_at(plan, d), d.table_begin, d.key_len);
     for (const mla::SampleRow& s : plan.samples) {
       const int32_t token = token_of(hashes.at(s.sequence));
       drawn_[{s.sequence, s.position}] = token;
@@ -399,7 +443,10 @@ class Simulation {
   std::vector<Cell> cache_;
   std::vector<int32_t> token_slots_;  // of the device
   int64_t unknown_ = 0;               // rows whose token was not committed yet
-  std::vector<int64_t> owner_;        // of each page
+  int64_t found_ = 0;
+  static constexpr int64_t kShared = -2;
+  std::vector<int64_t> owner_;                   // of each page; -1: none, kShared: several
+  std::vector<std::vector<uint64_t>> prefixes_;  // of each request's prompt
   std::set<int64_t> live_;
   std::map<std::pair<int64_t, int32_t>, int32_t> drawn_;
   std::vector<std::vector<int32_t>> results_;
@@ -420,6 +467,8 @@ Case random_case(Random& random) {
   o.max_decode_splits = random.any<int32_t>({0, 0, 1, 2, 3, 7, 40});
   c.pages = mla::pages_for(o.max_model_len) + random.any<int32_t>({0, 1, 2, 3, 4, 5, 1000});
   c.lag = random.one_in(2);
+  o.prefix_caching = random.one_in(3);
+  const bool shares = o.prefix_caching || random.one_in(4);
   int32_t arrival = 0;
   const int32_t count = random.in(1, 12);
   for (int32_t i = 0; i < count; ++i) {
@@ -431,6 +480,15 @@ Case random_case(Random& random) {
       length = std::clamp(unit * random.in(1, 4) + random.in(-1, 1), 1, o.max_model_len - 1);
     }
     for (int32_t t = 0; t < length; ++t) r.prompt.push_back(random.in(0, 996));
+    if (shares) {
+      r.reuse = random.any<mla::PrefixReuse>({mla::PrefixReuse::none, mla::PrefixReuse::give,
+                                              mla::PrefixReuse::take, mla::PrefixReuse::take,
+                                              mla::PrefixReuse::take});
+      // Few tokens, and few places where prompts part.
+      const int32_t part = random.any<int32_t>({0, 64, 128, 130, 250, 1000});
+      for (int32_t t = 0; t < length; ++t)
+        r.prompt[static_cast<size_t>(t)] = t < part ? 7 : random.in(0, 996);
+    }
     r.max_new = random.any<int32_t>({1, 2, 70, 200, 400});
     arrival += random.one_in(4) ? random.in(0, 20) : 0;
     r.arrival = arrival;
@@ -442,13 +500,14 @@ Case random_case(Random& random) {
 
 std::string describe(const Case& c) {
   const SchedulerOptions& o = c.options;
-  return fmt::format("{} B {} seqs {} len {} W {} splits {} pages {} lag {} requests {}",
-                     o.chunked ? "on" : "off", o.max_batched_tokens, o.max_seqs, o.max_model_len,
-                     o.workspace_rows, o.max_decode_splits, c.pages, c.lag, c.requests.size());
+  return fmt::format(
+      "{} B {} seqs {} len {} W {} splits {} pages {} lag {} prefixes {} requests {}",
+      o.chunked ? "on" : "off", o.max_batched_tokens, o.max_seqs, o.max_model_len, o.workspace_rows,
+      o.max_decode_splits, c.pages, c.lag, o.prefix_caching, c.requests.size());
 }
 
 // Runs the case and compares every request with what it gives alone.
-mla::SchedulerStats run(const Case& c, int64_t* unknown = nullptr) {
+mla::SchedulerStats run(const Case& c, int64_t* unknown = nullptr, int64_t* found = nullptr) {
   INFO(describe(c));
   try {
     Simulation simulation(c);
@@ -460,6 +519,7 @@ mla::SchedulerStats run(const Case& c, int64_t* unknown = nullptr) {
       expect(results[i] == expected, "the tokens are those of the request alone");
     }
     if (unknown) *unknown += simulation.unknown();
+    if (found) *found += simulation.found();
     return simulation.stats();
   } catch (const std::exception& e) {
     FAIL("broken: " << e.what());
@@ -470,11 +530,11 @@ mla::SchedulerStats run(const Case& c, int64_t* unknown = nullptr) {
 }  // namespace
 
 TEST_CASE("Every random workload keeps the properties and gives the tokens of each request alone") {
-  int64_t preemptions = 0, split = 0, mixed = 0, recomputed = 0, unknown = 0;
+  int64_t preemptions = 0, split = 0, mixed = 0, recomputed = 0, unknown = 0, found = 0;
   for (uint32_t seed = 1; seed <= 3000; ++seed) {
     INFO("seed " << seed);
     Random random(seed);
-    const mla::SchedulerStats stats = run(random_case(random), &unknown);
+    const mla::SchedulerStats stats = run(random_case(random), &unknown, &found);
     preemptions += stats.preemptions;
     split += stats.prompts_split;
     mixed += stats.mixed_steps;
@@ -486,6 +546,7 @@ TEST_CASE("Every random workload keeps the properties and gives the tokens of ea
   CHECK(mixed > 1000);
   CHECK(recomputed > 10000);
   CHECK(unknown > 10000);
+  CHECK(found > 10000);
 }
 
 TEST_CASE("One workload gives the same tokens for every mode and budget and pool and workspace") {
