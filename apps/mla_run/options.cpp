@@ -129,6 +129,23 @@ void SamplingFlags::add_draw_to(CLI::App& app, const char* group) {
   app.add_option("--temperature", temperature, "0: greedy")->group(group)->capture_default_str();
   app.add_option("--top-p", top_p, "In (0, 1]")->group(group)->capture_default_str();
   app.add_option("--top-k", top_k, "0 or -1: off")->group(group)->capture_default_str();
+  app.add_option("--min-p", min_p,
+                 "In [0, 1]: leaves out tokens less likely than this share of the most likely one")
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--presence-penalty", presence_penalty,
+                 "In [-2, 2]: taken off the logits of tokens that were generated")
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--frequency-penalty", frequency_penalty,
+                 "In [-2, 2]: the same, for each time they were")
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--repetition-penalty", repetition_penalty,
+                 "In (0, 2]: divides the logits, where they are above 0, of tokens of the prompt "
+                 "and generated ones, else multiplies them")
+      ->group(group)
+      ->capture_default_str();
   app.add_option("--seed", seed,
                  "Of the run; a request without a seed gets a hash of this and its id")
       ->check(CLI::Validator(&check_seed, "", "seed"))
@@ -163,8 +180,8 @@ void SamplingFlags::add_to(CLI::App& app) {
                  "Log-probabilities of the prompt's tokens and of the k best, 0 to 20")
       ->group(group);
   app.add_option("--generation-config", generation_config,
-                 "auto: temperature, top_p, top_k and max_new_tokens of the model's "
-                 "generation_config.json are the defaults of these options")
+                 "auto: temperature, top_p, top_k, min_p, repetition_penalty and max_new_tokens of "
+                 "the model's generation_config.json are the defaults of these options")
       ->check(CLI::IsMember({"auto", "none"}))
       ->group(group)
       ->capture_default_str();
@@ -188,6 +205,8 @@ void SamplingFlags::take_generation_config(const std::string& model_dir) {
   };
   number("temperature", "--temperature", temperature);
   number("top_p", "--top-p", top_p);
+  number("min_p", "--min-p", min_p);
+  number("repetition_penalty", "--repetition-penalty", repetition_penalty);
   const auto integer = [&](const char* key, const char* option) -> std::optional<int32_t> {
     const auto found = find_int(config, key, path);
     if (!found || app_->count(option) > 0) return std::nullopt;
@@ -197,17 +216,26 @@ void SamplingFlags::take_generation_config(const std::string& model_dir) {
   };
   top_k = integer("top_k", "--top-k").value_or(top_k);
   if (const auto most = integer("max_new_tokens", "--max-tokens")) max_tokens = most;
-  for (const auto& [key, neutral] : {std::pair{"repetition_penalty", 1.0}, std::pair{"min_p", 0.0}})
-    if (const auto found = find_number(config, key, path); found && *found != neutral)
-      fail("{}: field '{}': {} is not supported, expected {}", path, key, *found, neutral);
 }
 
-SamplingParams SamplingFlags::params(int32_t vocab_size) const {
+void SamplingFlags::check_draw() const {
   if (!(temperature >= 0) || std::isinf(temperature))
     usage_fail("--temperature: expected a finite number of at least 0, found {}", temperature);
   if (!(top_p > 0 && top_p <= 1))
     usage_fail("--top-p: expected a number in (0, 1], found {}", top_p);
+  if (!(min_p >= 0 && min_p <= 1))
+    usage_fail("--min-p: expected a number in [0, 1], found {}", min_p);
+  for (const auto& [option, penalty] : {std::pair("--presence-penalty", presence_penalty),
+                                        std::pair("--frequency-penalty", frequency_penalty)})
+    if (!(penalty >= -2 && penalty <= 2))
+      usage_fail("{}: expected a number in [-2, 2], found {}", option, penalty);
+  if (!(repetition_penalty > 0 && repetition_penalty <= 2))
+    usage_fail("--repetition-penalty: expected a number in (0, 2], found {}", repetition_penalty);
   if (top_k < -1) usage_fail("--top-k: expected at least -1, found {}", top_k);
+}
+
+void SamplingFlags::check(int32_t vocab_size) const {
+  check_draw();
   if (max_tokens && *max_tokens < 1)
     usage_fail("--max-tokens: expected at least 1, found {}", *max_tokens);
   if (min_tokens < 0) usage_fail("--min-tokens: expected at least 0, found {}", min_tokens);
@@ -226,10 +254,18 @@ SamplingParams SamplingFlags::params(int32_t vocab_size) const {
   for (const int32_t id : stop_token_ids)
     if (id < 0 || id >= vocab_size)
       usage_fail("--stop-token-ids: expected ids in [0, {}), found {}", vocab_size, id);
+}
+
+SamplingParams SamplingFlags::params(int32_t vocab_size) const {
+  check(vocab_size);
   SamplingParams params;
   params.temperature = temperature;
   params.top_k = top_k;
   params.top_p = top_p;
+  params.min_p = min_p;
+  params.presence_penalty = presence_penalty;
+  params.frequency_penalty = frequency_penalty;
+  params.repetition_penalty = repetition_penalty;
   params.max_tokens = max_tokens;
   params.min_tokens = min_tokens;
   params.stop = stop;

@@ -53,7 +53,8 @@ struct EngineFlags {
 
 // Defaults of lines that do not say.
 struct SamplingFlags {
-  float temperature = 0, top_p = 1;
+  float temperature = 0, top_p = 1, min_p = 0;
+  float presence_penalty = 0, frequency_penalty = 0, repetition_penalty = 1;
   int32_t top_k = 0, min_tokens = 0;
   std::optional<int32_t> max_tokens, logprobs, prompt_logprobs;
   int64_t seed = 0;
@@ -67,12 +68,15 @@ struct SamplingFlags {
   // With --generation-config auto: what the model's generation_config.json says becomes the value
   // of the options that were not given. Call it after parsing.
   void take_generation_config(const std::string& model_dir);
-  // Only how a token is drawn: temperature, top-p, top-k, seed.
+  // Only how a token is drawn: temperature, top-p, top-k, min-p, penalties, seed.
   void add_draw_to(CLI::App& app, const char* group);
   // Throws UsageError on a value out of range, naming the option. Token ids lie in [0, vocab_size).
   SamplingParams params(int32_t vocab_size) const;
 
  private:
+  void check_draw() const;
+  void check(int32_t vocab_size) const;
+
   CLI::App* app_ = nullptr;
 };
 

@@ -20,6 +20,10 @@ OrderedJson sampling_json(const SamplingFlags& s) {
       {"temperature", s.temperature}, {"top_p", s.top_p}, {"top_k", s.top_k},
       {"min_tokens", s.min_tokens},   {"stop", s.stop},   {"stop_token_ids", s.stop_token_ids},
       {"ignore_eos", s.ignore_eos},   {"seed", s.seed}};
+  sampling["min_p"] = s.min_p;
+  sampling["presence_penalty"] = s.presence_penalty;
+  sampling["frequency_penalty"] = s.frequency_penalty;
+  sampling["repetition_penalty"] = s.repetition_penalty;
   sampling["max_tokens"] = s.max_tokens ? OrderedJson(*s.max_tokens) : OrderedJson(nullptr);
   sampling["prompt_logprobs"] =
       s.prompt_logprobs ? OrderedJson(*s.prompt_logprobs) : OrderedJson(nullptr);

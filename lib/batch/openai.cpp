@@ -33,11 +33,11 @@ OrderedJson best_by_text(const Result& result, const TokenLogprob& entry) {
   return best;
 }
 
-OrderedJson completion_logprobs(const Result& result) {
+OrderedJson completion_logprobs(const Choice& choice, const Result& result) {
   OrderedJson tokens = OrderedJson::array(), logprobs = OrderedJson::array(),
               top = OrderedJson::array(), offsets = OrderedJson::array();
   int64_t offset = 0;
-  for (const TokenLogprob& entry : *result.logprobs) {
+  for (const TokenLogprob& entry : *choice.logprobs) {
     const std::string bytes = bytes_of(result, entry.token);
     tokens.push_back(token_text(bytes));
     logprobs.push_back(exact_logprob(entry.logprob, result));
@@ -60,9 +60,9 @@ OrderedJson chat_token(const Result& result, int32_t token, float logprob) {
           {"bytes", std::move(numbers)}};
 }
 
-OrderedJson chat_logprobs(const Result& result) {
+OrderedJson chat_logprobs(const Choice& choice, const Result& result) {
   OrderedJson content = OrderedJson::array();
-  for (const TokenLogprob& entry : *result.logprobs) {
+  for (const TokenLogprob& entry : *choice.logprobs) {
     OrderedJson top = OrderedJson::array();
     for (const auto& [token, logprob] : entry.top)
       top.push_back(chat_token(result, token, logprob));
@@ -72,28 +72,29 @@ OrderedJson chat_logprobs(const Result& result) {
   return {{"content", std::move(content)}, {"refusal", nullptr}};
 }
 
-OrderedJson choice_json(const Result& result) {
+OrderedJson choice_json(const Choice& choice, size_t index, const Result& result) {
   const bool chat = result.form == Form::chat;
-  OrderedJson text = result.text ? OrderedJson(*result.text) : OrderedJson(nullptr);
-  OrderedJson choice;
-  choice["index"] = 0;
+  OrderedJson text = choice.text ? OrderedJson(*choice.text) : OrderedJson(nullptr);
+  OrderedJson j;
+  j["index"] = index;
   if (chat) {
-    choice["message"] = {{"role", "assistant"}, {"content", std::move(text)}, {"refusal", nullptr}};
+    j["message"] = {{"role", "assistant"}, {"content", std::move(text)}, {"refusal", nullptr}};
   } else {
-    choice["text"] = std::move(text);
+    j["text"] = std::move(text);
   }
-  choice["logprobs"] = !result.logprobs ? OrderedJson(nullptr)
-                       : chat           ? chat_logprobs(result)
-                                        : completion_logprobs(result);
-  choice["finish_reason"] = result.finish_reason;
-  choice["stop_reason"] = result.stop_reason;
-  choice["token_ids"] = result.token_ids;
-  choice["logprob_hash"] = result.logprob_hash.hex();
-  return choice;
+  j["logprobs"] = !choice.logprobs ? OrderedJson(nullptr)
+                  : chat           ? chat_logprobs(choice, result)
+                                   : completion_logprobs(choice, result);
+  j["finish_reason"] = choice.finish_reason;
+  j["stop_reason"] = choice.stop_reason;
+  j["token_ids"] = choice.token_ids;
+  j["logprob_hash"] = choice.logprob_hash.hex();
+  if (result.choices.size() > 1) j["timing"] = timing_json(choice, result);
+  return j;
 }
 
 OrderedJson usage_json(const Result& result) {
-  const auto completion = static_cast<int64_t>(result.token_ids.size());
+  const int64_t completion = result.completion_tokens();
   return {{"prompt_tokens", result.prompt_tokens},
           {"completion_tokens", completion},
           {"total_tokens", result.prompt_tokens + completion},
@@ -107,13 +108,15 @@ OrderedJson body_json(const Result& result) {
   body["object"] = chat ? "chat.completion" : "text_completion";
   body["created"] = result.created;
   body["model"] = result.model;
-  body["choices"] = OrderedJson::array({choice_json(result)});
+  body["choices"] = OrderedJson::array();
+  for (size_t i = 0; i < result.choices.size(); ++i)
+    body["choices"].push_back(choice_json(result.choices[i], i, result));
   body["usage"] = usage_json(result);
   if (result.prompt_token_ids) body["prompt_token_ids"] = *result.prompt_token_ids;
   if (result.prompt_logprobs) body["prompt_logprobs"] = prompt_logprobs_json(result);
   if (result.answer) body["answer"] = *result.answer;
   body["index"] = result.index;
-  body["timing"] = timing_json(result);
+  if (result.choices.size() == 1) body["timing"] = timing_json(result.choices.front(), result);
   return body;
 }
 

@@ -11,7 +11,8 @@ namespace mla {
 
 // {"id","custom_id","response":{"status_code":200,"request_id","body"},"error":null}; the body is a
 // completion or chat.completion object. Beside OpenAI's fields it has vLLM's (stop_reason and
-// token_ids of a choice) and ours: logprob_hash of the choice, and index, timing and answer.
+// token_ids of a choice) and ours: logprob_hash of the choice, and index, timing and answer. The
+// timing of one of several choices is its own.
 OrderedJson openai_record(const Result& result);
 
 // The same with status 400 and the body {"error":{"message","type","param","code"},"index","line"}.

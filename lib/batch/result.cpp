@@ -33,14 +33,14 @@ void add_logprobs(const std::vector<TokenLogprob>& entries, const Result& result
   }
 }
 
-OrderedJson logprobs_json(const Result& result) {
+OrderedJson logprobs_json(const Choice& choice, const Result& result) {
   OrderedJson list = OrderedJson::array();
-  add_logprobs(*result.logprobs, result, list);
+  add_logprobs(*choice.logprobs, result, list);
   return list;
 }
 
-OrderedJson itl_json(const Result& result) {
-  const auto& values = result.timing.itl_ms();
+OrderedJson itl_json(const Choice& choice, const Result& result) {
+  const auto& values = choice.timing.itl_ms();
   if (values.empty()) return nullptr;
   std::vector<double> sorted(values.begin(), values.end());
   std::sort(sorted.begin(), sorted.end());
@@ -54,10 +54,32 @@ OrderedJson itl_json(const Result& result) {
   return itl;
 }
 
+// One of several.
+OrderedJson choice_json(const Choice& choice, size_t index, const Result& result) {
+  OrderedJson j;
+  j["index"] = index;
+  j["text"] = choice.text ? OrderedJson(*choice.text) : OrderedJson(nullptr);
+  j["token_ids"] = choice.token_ids;
+  j["finish_reason"] = choice.finish_reason;
+  j["stop_reason"] = choice.stop_reason;
+  j["completion_tokens"] = choice.tokens();
+  j["logprob_hash"] = choice.logprob_hash.hex();
+  if (choice.logprobs) j["logprobs"] = logprobs_json(choice, result);
+  j["timing"] = timing_json(choice, result);
+  return j;
+}
+
+OrderedJson choices_json(const Result& result) {
+  OrderedJson list = OrderedJson::array();
+  for (size_t i = 0; i < result.choices.size(); ++i)
+    list.push_back(choice_json(result.choices[i], i, result));
+  return list;
+}
+
 }  // namespace
 
-OrderedJson timing_json(const Result& result) {
-  const RequestTiming& t = result.timing;
+OrderedJson timing_json(const Choice& choice, const Result& result) {
+  const RequestTiming& t = choice.timing;
   OrderedJson timing;
   timing["queue"] = milliseconds(t.queue_ms(), result, "queue");
   timing["prefill"] = milliseconds(t.prefill_ms(), result, "prefill");
@@ -65,7 +87,7 @@ OrderedJson timing_json(const Result& result) {
   const auto tpot = t.tpot_ms();
   timing["tpot"] = tpot ? milliseconds(*tpot, result, "tpot") : OrderedJson(nullptr);
   timing["e2e"] = milliseconds(t.e2e_ms(), result, "e2e");
-  timing["itl"] = itl_json(result);
+  timing["itl"] = itl_json(choice, result);
   timing["prefill_chunks"] = t.prefill_chunks;
   return timing;
 }
@@ -110,42 +132,56 @@ Result make_result(const Request& request) {
   result.model = request.model;
   result.id = request.id;
   result.answer = request.answer;
+  result.choices.resize(static_cast<size_t>(request.sampling.n));
   return result;
 }
 
+int64_t Result::completion_tokens() const {
+  return std::accumulate(choices.begin(), choices.end(), int64_t{0},
+                         [](int64_t sum, const Choice& choice) { return sum + choice.tokens(); });
+}
+
 bool is_finite(const Result& result) {
-  if (!result.logprob_hash.finite()) return false;
   const auto entry_is_finite = [](const TokenLogprob& entry) {
     return std::isfinite(entry.logprob) &&
            std::all_of(entry.top.begin(), entry.top.end(),
                        [](const auto& pair) { return std::isfinite(pair.second); });
   };
-  for (const auto& entries : {&result.logprobs, &result.prompt_logprobs})
-    if (*entries && !std::all_of((*entries)->begin(), (*entries)->end(), entry_is_finite))
-      return false;
-  return true;
+  const auto all_finite = [&](const std::optional<std::vector<TokenLogprob>>& entries) {
+    return !entries || std::all_of(entries->begin(), entries->end(), entry_is_finite);
+  };
+  return all_finite(result.prompt_logprobs) &&
+         std::all_of(result.choices.begin(), result.choices.end(), [&](const Choice& choice) {
+           return choice.logprob_hash.finite() && all_finite(choice.logprobs);
+         });
 }
 
 OrderedJson to_json(const Result& result) {
-  if (!result.logprob_hash.finite()) finite(NAN, result, "logprob");
+  for (const Choice& choice : result.choices)
+    if (!choice.logprob_hash.finite()) finite(NAN, result, "logprob");
   if (result.form != Form::simple) return openai_record(result);
   OrderedJson record;
   record["id"] = result.id;
   record["index"] = result.index;
   record["status"] = "ok";
-  record["text"] = result.text ? OrderedJson(*result.text) : OrderedJson(nullptr);
-  record["token_ids"] = result.token_ids;
-  record["finish_reason"] = result.finish_reason;
-  record["stop_reason"] = result.stop_reason;
+  const Choice* only = result.choices.size() == 1 ? &result.choices.front() : nullptr;
+  if (only) {
+    record["text"] = only->text ? OrderedJson(*only->text) : OrderedJson(nullptr);
+    record["token_ids"] = only->token_ids;
+    record["finish_reason"] = only->finish_reason;
+    record["stop_reason"] = only->stop_reason;
+  } else {
+    record["choices"] = choices_json(result);
+  }
   record["prompt_tokens"] = result.prompt_tokens;
-  record["completion_tokens"] = result.token_ids.size();
+  record["completion_tokens"] = result.completion_tokens();
   record["cached_tokens"] = result.cached_tokens;
-  record["logprob_hash"] = result.logprob_hash.hex();
+  if (only) record["logprob_hash"] = only->logprob_hash.hex();
   if (result.answer) record["answer"] = *result.answer;
   if (result.prompt_token_ids) record["prompt_token_ids"] = *result.prompt_token_ids;
-  if (result.logprobs) record["logprobs"] = logprobs_json(result);
+  if (only && only->logprobs) record["logprobs"] = logprobs_json(*only, result);
   if (result.prompt_logprobs) record["prompt_logprobs"] = prompt_logprobs_json(result);
-  record["timing"] = timing_json(result);
+  if (only) record["timing"] = timing_json(*only, result);
   return record;
 }
 

@@ -21,11 +21,11 @@ struct TokenLogprob {
   std::vector<std::pair<int32_t, float>> top;  // [k], best first; k of the request, 0 allowed
 };
 
-// Moments of a request, in milliseconds of one monotonic clock that the caller reads.
+// Moments of a choice, in milliseconds of one monotonic clock that the caller reads.
 class RequestTiming {
  public:
   void arrive(double now_ms) { arrival_ms_ = now_ms; }
-  // The first step that runs prompt tokens of the request; later calls change nothing.
+  // The first step that runs prompt tokens for it; later calls change nothing.
   void schedule(double now_ms);
   // One call a generated token, when the host has it.
   void token(double now_ms);
@@ -47,46 +47,57 @@ class RequestTiming {
   std::vector<float> itl_ms_;
 };
 
+// One of the texts that a request asked for.
+struct Choice {
+  std::optional<std::string> text;  // absent (null in the record) without a tokenizer
+  std::vector<int32_t> token_ids;   // with a final EOS or stop token
+  std::string finish_reason;        // "stop" or "length"
+  Json stop_reason;                 // null for EOS and length, else the stop string or the id
+  LogprobHash logprob_hash;         // of the chosen tokens' logprobs, one add() a token
+  std::optional<std::vector<TokenLogprob>> logprobs;  // [token_ids.size()] where asked for
+  RequestTiming timing;
+
+  int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
+};
+
 struct Result {
   int64_t index = 0;
   int64_t line = 0;
   Form form = Form::simple;
   Json id;
-  std::string model;                // as Request::model
-  std::optional<std::string> text;  // absent (null in the record) without a tokenizer
-  std::vector<int32_t> token_ids;   // with a final EOS or stop token
-  std::string finish_reason;        // "stop" or "length"
-  Json stop_reason;                 // null for EOS and length, else the stop string or the id
+  std::string model;                         // as Request::model
+  std::vector<Choice> choices = {Choice()};  // [n] of the request
   int32_t prompt_tokens = 0;
   int32_t cached_tokens = 0;
-  LogprobHash logprob_hash;  // of the chosen tokens' logprobs, one add() a token
   std::optional<std::string> answer;
   std::optional<std::vector<int32_t>> prompt_token_ids;
-  std::optional<std::vector<TokenLogprob>> logprobs;  // [token_ids.size()] where asked for
   // [prompt_tokens - 1] where asked for: nothing comes before the first token.
   std::optional<std::vector<TokenLogprob>> prompt_logprobs;
   // What an OpenAI record says beside: the bytes of every token that `logprobs` names, where there
   // is a tokenizer, and when the request ended, in seconds since 1970.
   std::map<int32_t, std::string> token_bytes;
   int64_t created = 0;
-  RequestTiming timing;
+
+  int64_t completion_tokens() const;  // of all choices
 };
 
-// A result with the request's index, line, form, id, model and answer.
+// A result with the request's index, line, form, id, model and answer, and n empty choices.
 Result make_result(const Request& request);
 
 // False when a logprob is NaN or infinite: such a request must be written as an error record with
 // error_code::kNotFinite instead.
 bool is_finite(const Result& result);
 
-// The record of outputs.jsonl, in the form of its line. Logprobs read back to the same fp32 bits;
+// The record of outputs.jsonl, in the form of its line. What belongs to a choice stands in the
+// record itself where there is one, else in the list `choices`; OpenAI's form always has the list,
+// and its body has the timing of a single choice. Logprobs read back to the same fp32 bits;
 // timings are rounded to a microsecond. Throws Error when a number is not finite: NaN is never
 // printed.
 OrderedJson to_json(const Result& result);
 OrderedJson to_json(const BadLine& bad);
 
 // Parts of a record that both forms have.
-OrderedJson timing_json(const Result& result);
+OrderedJson timing_json(const Choice& choice, const Result& result);
 OrderedJson prompt_logprobs_json(const Result& result);     // of result.prompt_logprobs
 double exact_logprob(float logprob, const Result& result);  // throws Error where it is not finite
 

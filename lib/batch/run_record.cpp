@@ -71,11 +71,13 @@ double Distribution::percentile(double p) const {
 void SummaryBuilder::add(const Result& result) {
   ++requests_;
   prompt_tokens_ += result.prompt_tokens;
-  output_tokens_ += static_cast<int64_t>(result.token_ids.size());
-  ttft_.add(result.timing.ttft_ms());
-  e2el_.add(result.timing.e2e_ms());
-  if (const auto tpot = result.timing.tpot_ms()) tpot_.add(*tpot);
-  for (const float itl : result.timing.itl_ms()) itl_.add(itl);
+  output_tokens_ += result.completion_tokens();
+  for (const Choice& choice : result.choices) {
+    ttft_.add(choice.timing.ttft_ms());
+    e2el_.add(choice.timing.e2e_ms());
+    if (const auto tpot = choice.timing.tpot_ms()) tpot_.add(*tpot);
+    for (const float itl : choice.timing.itl_ms()) itl_.add(itl);
+  }
 }
 
 OrderedJson SummaryBuilder::summary(double elapsed_s) const {

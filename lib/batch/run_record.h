@@ -39,7 +39,8 @@ class Distribution {
 // numpy.percentile(values, p), linear; `sorted` is ascending and not empty.
 double percentile(const std::vector<double>& sorted, double p);
 
-// Collects finished requests into the figures of vLLM's throughput and serving benches.
+// Collects finished requests into the figures of vLLM's throughput and serving benches. A prompt
+// counts once a request; generated tokens and times are those of every choice.
 class SummaryBuilder {
  public:
   void add(const Result& result);
@@ -59,7 +60,7 @@ struct RunCounts {
   int64_t kept = 0;      // of them, finished by an earlier run that this one resumed
   int64_t ok = 0;
   int64_t failed = 0;
-  int64_t prompts_split = 0;  // prompts that ran in more than one step
+  int64_t prompts_split = 0;  // prompts that ran in more than one step; one of each choice
   int64_t chunks = 0;         // prefill spans over all steps
   int64_t passes = 0;         // passes over the workspace
   int64_t preemptions = 0;

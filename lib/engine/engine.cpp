@@ -127,10 +127,11 @@ void Engine::add(Request request, const Sink& sink) {
   live->end_ids.erase(std::unique(live->end_ids.begin(), live->end_ids.end()), live->end_ids.end());
   live->edits.emplace(sampling, tokens, live->end_ids);
   live->result.prompt_tokens = prompt_len;
-  if (sampling.logprobs) live->result.logprobs.emplace();
+  Choice& choice = live->result.choices.front();
+  if (sampling.logprobs) choice.logprobs.emplace();
   if (sampling.prompt_logprobs) live->result.prompt_logprobs.emplace();
   if (sampling.return_token_ids) live->result.prompt_token_ids = tokens;
-  live->result.timing.arrive(now_ms());
+  choice.timing.arrive(now_ms());
   try {
     scheduler_.add(live->request.index, std::move(tokens), live->max_tokens);
   } catch (const Error& e) {
@@ -168,49 +169,52 @@ bool Engine::take(Live& live, const StepOutput& out, size_t row, double at_ms) {
     live.finite = false;
     return true;
   }
-  Result& result = live.result;
+  Choice& choice = live.result.choices.front();
   const SamplingParams& sampling = live.request.sampling;
-  result.token_ids.push_back(token);
+  choice.token_ids.push_back(token);
   live.edits->add(token);
-  result.logprob_hash.add(out.logprobs[row]);
-  result.timing.token(at_ms);
-  if (result.logprobs) {
+  choice.logprob_hash.add(out.logprobs[row]);
+  choice.timing.token(at_ms);
+  if (choice.logprobs) {
     TokenLogprob entry{.token = token, .logprob = out.logprobs[row], .top = {}};
     for (size_t i = row * kMaxTop; i < row * kMaxTop + static_cast<size_t>(*sampling.logprobs); ++i)
       if (static_cast<int32_t>(i - row * kMaxTop) < config_.vocab_size)
         entry.top.emplace_back(out.top_ids[i], out.top_logprobs[i]);
-    result.logprobs->push_back(std::move(entry));
+    choice.logprobs->push_back(std::move(entry));
   }
 
-  const auto generated = static_cast<int32_t>(result.token_ids.size());
+  const auto generated = static_cast<int32_t>(choice.token_ids.size());
   const auto in = [&](const std::vector<int32_t>& ids) {
     return std::find(ids.begin(), ids.end(), token) != ids.end();
   };
   if (!sampling.ignore_eos && in(config_.eos_token_ids)) {
-    result.finish_reason = "stop";
+    choice.finish_reason = "stop";
   } else if (in(sampling.stop_token_ids)) {
-    result.finish_reason = "stop";
-    result.stop_reason = token;
+    choice.finish_reason = "stop";
+    choice.stop_reason = token;
   } else if (live.detokenizer.push(token, generated > sampling.min_tokens)) {
-    result.finish_reason = "stop";
-    result.stop_reason = live.detokenizer.stop_string();
+    choice.finish_reason = "stop";
+    choice.stop_reason = live.detokenizer.stop_string();
   } else if (generated >= live.max_tokens) {
-    result.finish_reason = "length";
+    choice.finish_reason = "length";
   }
-  return !result.finish_reason.empty();
+  return !choice.finish_reason.empty();
 }
 
 // An OpenAI record names tokens by their text, special ones too.
 void Engine::name_tokens(Result& result) const {
   using namespace std::chrono;
   result.created = duration_cast<seconds>(system_clock::now().time_since_epoch()).count();
-  if (!text_.tokenizer || !result.logprobs) return;
+  if (!text_.tokenizer) return;
   const auto name = [&](int32_t token) {
     result.token_bytes.try_emplace(token, text_.tokenizer->token_bytes(token, false));
   };
-  for (const TokenLogprob& entry : *result.logprobs) {
-    name(entry.token);
-    for (const auto& [token, logprob] : entry.top) name(token);
+  for (const Choice& choice : result.choices) {
+    if (!choice.logprobs) continue;
+    for (const TokenLogprob& entry : *choice.logprobs) {
+      name(entry.token);
+      for (const auto& [token, logprob] : entry.top) name(token);
+    }
   }
 }
 
@@ -221,14 +225,14 @@ void Engine::finish(Live& live, const Sink& sink) {
     sink(make_bad_line(
         live.request, error_code::kNotFinite,
         fmt::format("the logits of token {} are not finite, or all its tokens are ruled out",
-                    live.result.token_ids.size())));
+                    live.result.choices.front().token_ids.size())));
     return;
   }
   if (text_.tokenizer) {
     live.detokenizer.finish();
-    live.result.text = live.detokenizer.text();
-    if (live.request.sampling.echo)
-      live.result.text = prompt_text(live.request) + *live.result.text;
+    Choice& choice = live.result.choices.front();
+    choice.text = live.detokenizer.text();
+    if (live.request.sampling.echo) choice.text = prompt_text(live.request) + *choice.text;
   }
   if (live.result.form != Form::simple) name_tokens(live.result);
   sink(live.result);
@@ -250,7 +254,8 @@ bool Engine::launch() {
   std::vector<RowSampling> sampling;
   for (const SampleRow& sample : plan.samples)
     sampling.push_back(sampling_of(*live_.at(sample.sequence), sample));
-  for (const int64_t id : plan.prefill_ids) live_.at(id)->result.timing.schedule(start);
+  for (const int64_t id : plan.prefill_ids)
+    live_.at(id)->result.choices.front().timing.schedule(start);
   const double model_start = now_ms();
   model_.launch(plan, sampling);
   take_prompt_logprobs(plan);
@@ -299,7 +304,8 @@ void Engine::collect(const Sink& sink) {
     const auto it = live_.find(step.plan.samples[i].sequence);
     if (it == live_.end()) continue;  // it ended while this step was on its way
     Live& live = *it->second;
-    live.result.timing.prefill_chunks = scheduler_.sequence(it->first).first_pass_chunks;
+    live.result.choices.front().timing.prefill_chunks =
+        scheduler_.sequence(it->first).first_pass_chunks;
     if (!take(live, out, i, now)) continue;
     finish(live, sink);
     live_.erase(it);

@@ -108,7 +108,7 @@ Measured measure(const Workload& workload, const Bench& bench) {
   const Engine::Sink sink = [&](const Engine::Finished& item) {
     if (const auto* bad = std::get_if<BadLine>(&item))
       fail("{}: request {}: {}", workload.name(), bad->line, bad->message);
-    const auto tokens = static_cast<int64_t>(std::get<Result>(item).token_ids.size());
+    const auto tokens = std::get<Result>(item).completion_tokens();
     if (tokens != workload.max_tokens())
       fail("{}: expected {} tokens of a request, found {}", workload.name(), workload.max_tokens(),
            tokens);

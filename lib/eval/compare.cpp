@@ -15,16 +15,18 @@ namespace {
 constexpr size_t kListed = 10;  // ids and divergences that a report lists
 
 std::optional<bool> is_right(const OutputRecord& record) {
-  if (!record.ok || !record.answer || !record.text) return std::nullopt;
-  return exact_match(extract_flexible(*record.text), *record.answer);
+  if (!record.ok || !record.answer || !record.choices[0].text) return std::nullopt;
+  return exact_match(extract_flexible(*record.choices[0].text), *record.answer);
 }
 
 void count_record(const OutputRecord& record, RunSide& side) {
   ++side.requests;
   side.failed += record.ok ? 0 : 1;
-  side.prompts_split += record.prefill_chunks > 1 ? 1 : 0;
   side.prompt_tokens += record.prompt_tokens;
-  side.completion_tokens += static_cast<int64_t>(record.token_ids.size());
+  for (const OutputChoice& choice : record.choices) {
+    side.prompts_split += choice.prefill_chunks > 1 ? 1 : 0;
+    side.completion_tokens += static_cast<int64_t>(choice.token_ids.size());
+  }
   if (const auto right = is_right(record)) {
     ++side.answered;
     side.correct += *right ? 1 : 0;
@@ -39,7 +41,7 @@ void take_run_record(const Json& run, RunSide& side) {
     side.prompts_split = *split;
 }
 
-void compare_logprobs(const OutputRecord& a, const OutputRecord& b, size_t common,
+void compare_logprobs(const OutputChoice& a, const OutputChoice& b, size_t common, const Json& id,
                       CompareReport& report) {
   const size_t n = std::min({common, a.logprobs.size(), b.logprobs.size()});
   for (size_t i = 0; i < n; ++i) {
@@ -47,26 +49,54 @@ void compare_logprobs(const OutputRecord& a, const OutputRecord& b, size_t commo
     ++report.logprob_positions;
     if (!report.max_logprob_difference || !(difference <= *report.max_logprob_difference)) {
       report.max_logprob_difference = difference;
-      report.max_logprob_difference_id = b.id;
+      report.max_logprob_difference_id = id;
     }
   }
 }
 
-void note_divergence(const OutputRecord& a, const OutputRecord& b, size_t common,
-                     CompareReport& report) {
-  if (report.divergences.size() >= kListed) return;
-  const auto token = [&](const OutputRecord& r) {
-    return common < r.token_ids.size() ? std::optional(r.token_ids[common]) : std::nullopt;
+// How many tokens the two begin with alike.
+size_t common_tokens(const OutputChoice& a, const OutputChoice& b) {
+  return static_cast<size_t>(
+      std::mismatch(a.token_ids.begin(), a.token_ids.end(), b.token_ids.begin(), b.token_ids.end())
+          .first -
+      a.token_ids.begin());
+}
+
+// Of choices that part after `common` tokens.
+Divergence divergence(const OutputChoice& a, const OutputChoice& b, size_t common) {
+  const auto token = [&](const OutputChoice& choice) {
+    return common < choice.token_ids.size() ? std::optional(choice.token_ids[common])
+                                            : std::nullopt;
   };
-  const auto margin = [&](const OutputRecord& r) {
-    return common < r.margins.size() ? r.margins[common] : std::nullopt;
+  const auto margin = [&](const OutputChoice& choice) {
+    return common < choice.margins.size() ? choice.margins[common] : std::nullopt;
   };
-  report.divergences.push_back({.id = b.id,
-                                .position = static_cast<int64_t>(common),
-                                .token_a = token(a),
-                                .token_b = token(b),
-                                .margin_a = margin(a),
-                                .margin_b = margin(b)});
+  return {.position = static_cast<int64_t>(common),
+          .token_a = token(a),
+          .token_b = token(b),
+          .margin_a = margin(a),
+          .margin_b = margin(b)};
+}
+
+void compare_choices(const OutputRecord& a, const OutputRecord& b, CompareReport& report) {
+  const OutputChoice none;
+  std::optional<Divergence> first;
+  bool same_hashes = true;
+  for (size_t i = 0; i < std::max(a.choices.size(), b.choices.size()); ++i) {
+    const OutputChoice& of_a = i < a.choices.size() ? a.choices[i] : none;
+    const OutputChoice& of_b = i < b.choices.size() ? b.choices[i] : none;
+    const size_t common = common_tokens(of_a, of_b);
+    compare_logprobs(of_a, of_b, common, b.id, report);
+    same_hashes &= of_a.logprob_hash == of_b.logprob_hash;
+    const bool both = i < a.choices.size() && i < b.choices.size();
+    if (first || (both && of_a.token_ids == of_b.token_ids)) continue;
+    first = divergence(of_a, of_b, common);
+    first->id = b.id;
+    first->choice = static_cast<int64_t>(i);
+  }
+  report.token_identical += first ? 0 : 1;
+  report.logprob_identical += !first && same_hashes ? 1 : 0;
+  if (first && report.divergences.size() < kListed) report.divergences.push_back(std::move(*first));
 }
 
 void compare_answers(const OutputRecord& a, const OutputRecord& b, CompareReport& report) {
@@ -88,16 +118,7 @@ void compare_pair(const OutputRecord& a, const OutputRecord& b, CompareReport& r
     ++report.failed_one;
     return;
   }
-  const auto [end_a, end_b] =
-      std::mismatch(a.token_ids.begin(), a.token_ids.end(), b.token_ids.begin(), b.token_ids.end());
-  const auto common = static_cast<size_t>(end_a - a.token_ids.begin());
-  if (end_a == a.token_ids.end() && end_b == b.token_ids.end()) {
-    ++report.token_identical;
-    report.logprob_identical += a.logprob_hash == b.logprob_hash ? 1 : 0;
-  } else {
-    note_divergence(a, b, common, report);
-  }
-  compare_logprobs(a, b, common, report);
+  compare_choices(a, b, report);
   compare_answers(a, b, report);
 }
 

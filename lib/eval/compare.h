@@ -1,4 +1,7 @@
 // Two finished runs side by side: tokens, logprob bits, accuracy, timing.
+//
+// Requests are compared, not choices: one with several is identical where both runs have as many
+// and each is identical to the one at its place. Its answer is that of its first choice.
 #pragma once
 
 #include <cstdint>
@@ -14,20 +17,21 @@ struct RunSide {
   std::string path;      // of outputs.jsonl
   int64_t requests = 0;  // records
   int64_t failed = 0;
-  int64_t prompts_split = 0;  // of timing.prefill_chunks > 1
+  int64_t prompts_split = 0;  // of timing.prefill_chunks > 1, of every choice
   int64_t answered = 0;       // finished requests with a known answer
   int64_t correct = 0;        // of those, by flexible-extract
-  int64_t prompt_tokens = 0, completion_tokens = 0;
-  Json run;  // run.json, or null where there is none
+  int64_t prompt_tokens = 0, completion_tokens = 0;  // those of all choices
+  Json run;                                          // run.json, or null where there is none
 
   std::optional<double> accuracy() const;  // correct / answered
 };
 
-// Where two outputs of one request part.
+// Where two outputs of one request part: in the first choice that differs.
 struct Divergence {
   Json id;
+  int64_t choice = 0;              // from 0
   int64_t position = 0;            // of the generated token, from 0
-  std::optional<int32_t> token_a;  // absent: A ended before it
+  std::optional<int32_t> token_a;  // absent: A ended before it, or has no such choice
   std::optional<int32_t> token_b;
   // Logprob of the best token minus that of the second; absent without logprobs >= 2.
   std::optional<double> margin_a, margin_b;
@@ -40,8 +44,8 @@ struct CompareReport {
   int64_t failed_both = 0;                   // in both runs with the same error code: not compared
   int64_t failed_one = 0;       // in one run only, or for different reasons: compared, and differs
   int64_t compared = 0;         // in_both - failed_both
-  int64_t token_identical = 0;  // the same token_ids
-  int64_t logprob_identical = 0;                 // the same token_ids and the same logprob_hash
+  int64_t token_identical = 0;  // the same token_ids, of every choice
+  int64_t logprob_identical = 0;                 // and the same logprob_hash
   std::optional<double> max_logprob_difference;  // over common prefixes, where both have logprobs
   Json max_logprob_difference_id;
   int64_t logprob_positions = 0;        // tokens that were compared so

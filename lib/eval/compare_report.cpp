@@ -49,6 +49,7 @@ OrderedJson side_json(const RunSide& side) {
 OrderedJson divergence_json(const Divergence& d) {
   OrderedJson j;
   j["id"] = d.id;
+  j["choice"] = d.choice;
   j["position"] = d.position;
   j["token_a"] = or_null(d.token_a);
   j["token_b"] = or_null(d.token_b);
@@ -91,9 +92,9 @@ std::string divergences_text(const CompareReport& report) {
     return m ? fmt::format("{:.6g}", *m) : std::string("not known");
   };
   for (const Divergence& d : report.divergences) {
-    text += fmt::format("  {} at token {}: A {}, B {}; top-2 margin A {}, B {}\n", d.id.dump(),
-                        d.position, token(d.token_a), token(d.token_b), margin(d.margin_a),
-                        margin(d.margin_b));
+    text += fmt::format("  {}{} at token {}: A {}, B {}; top-2 margin A {}, B {}\n", d.id.dump(),
+                        d.choice > 0 ? fmt::format(" choice {}", d.choice) : "", d.position,
+                        token(d.token_a), token(d.token_b), margin(d.margin_a), margin(d.margin_b));
   }
   return text.empty() ? text : "first divergences:\n" + text;
 }

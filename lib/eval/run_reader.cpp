@@ -51,16 +51,16 @@ std::optional<double> margin_of(const Json& entry, const std::string& what) {
   return best[0] - best[1];
 }
 
-void read_logprobs(const Json& object, const std::string& what, OutputRecord& record) {
+void read_logprobs(const Json& object, const std::string& what, OutputChoice& choice) {
   const auto it = object.find("logprobs");
   if (it == object.end() || it->is_null()) return;
-  if (!it->is_array() || it->size() != record.token_ids.size()) {
+  if (!it->is_array() || it->size() != choice.token_ids.size()) {
     fail("{}: field 'logprobs': expected a list of {} entries, found {}", what,
-         record.token_ids.size(), it->is_array() ? fmt::format("{}", it->size()) : describe(*it));
+         choice.token_ids.size(), it->is_array() ? fmt::format("{}", it->size()) : describe(*it));
   }
   for (const Json& entry : *it) {
-    record.logprobs.push_back(static_cast<float>(get_number(entry, "logprob", what)));
-    record.margins.push_back(margin_of(entry, what));
+    choice.logprobs.push_back(static_cast<float>(get_number(entry, "logprob", what)));
+    choice.margins.push_back(margin_of(entry, what));
   }
 }
 
@@ -85,25 +85,25 @@ std::optional<double> margin_of(std::vector<double> best) {
   return best[0] - best[1];
 }
 
-void read_chat_logprobs(const Json& logprobs, const std::string& what, OutputRecord& record) {
-  for (const Json& entry : list_at(logprobs, "content", record.token_ids.size(), what)) {
-    record.logprobs.push_back(static_cast<float>(get_number(entry, "logprob", what)));
+void read_chat_logprobs(const Json& logprobs, const std::string& what, OutputChoice& choice) {
+  for (const Json& entry : list_at(logprobs, "content", choice.token_ids.size(), what)) {
+    choice.logprobs.push_back(static_cast<float>(get_number(entry, "logprob", what)));
     std::vector<double> best;
     for (const Json& top : entry.value("top_logprobs", Json::array()))
       best.push_back(get_number(top, "logprob", what));
-    record.margins.push_back(margin_of(std::move(best)));
+    choice.margins.push_back(margin_of(std::move(best)));
   }
 }
 
-void read_completion_logprobs(const Json& logprobs, const std::string& what, OutputRecord& record) {
-  const size_t size = record.token_ids.size();
+void read_completion_logprobs(const Json& logprobs, const std::string& what, OutputChoice& choice) {
+  const size_t size = choice.token_ids.size();
   const Json& chosen = list_at(logprobs, "token_logprobs", size, what);
   const Json& top = list_at(logprobs, "top_logprobs", size, what);
   for (size_t i = 0; i < size; ++i) {
     if (!chosen[i].is_number() || !top[i].is_object())
       fail("{}: field 'logprobs': entry {}: expected a number and an object", what, i);
     const double logprob = chosen[i].get<double>();
-    record.logprobs.push_back(static_cast<float>(logprob));
+    choice.logprobs.push_back(static_cast<float>(logprob));
     std::vector<double> best;
     for (const auto& [token, value] : top[i].items()) {
       if (!value.is_number()) fail("{}: field 'top_logprobs': expected numbers", what);
@@ -111,7 +111,54 @@ void read_completion_logprobs(const Json& logprobs, const std::string& what, Out
     }
     // Of two the lower may be the chosen token, which has a place whatever its rank.
     const bool unsure = best.size() == 2 && logprob < std::max(best[0], best[1]);
-    record.margins.push_back(unsure ? std::nullopt : margin_of(std::move(best)));
+    choice.margins.push_back(unsure ? std::nullopt : margin_of(std::move(best)));
+  }
+}
+
+int64_t prefill_chunks(const Json& object, const std::string& what) {
+  const auto timing = object.find("timing");
+  if (timing == object.end()) return 0;
+  return find_int(*timing, "prefill_chunks", what).value_or(0);
+}
+
+// A choice of the simple form: of the list, or the record itself.
+OutputChoice read_choice(const Json& object, const std::string& what) {
+  OutputChoice choice;
+  choice.text = find_string(object, "text", what);
+  choice.token_ids = read_token_ids(object, what);
+  choice.logprob_hash = get_string(object, "logprob_hash", what);
+  choice.prefill_chunks = prefill_chunks(object, what);
+  read_logprobs(object, what, choice);
+  return choice;
+}
+
+OutputChoice read_openai_choice(const Json& object, bool chat, const std::string& what) {
+  OutputChoice choice;
+  choice.text = chat ? find_string(object_at(object, "message", what), "content", what)
+                     : find_string(object, "text", what);
+  choice.token_ids = read_token_ids(object, what);
+  choice.logprob_hash = get_string(object, "logprob_hash", what);
+  choice.prefill_chunks = prefill_chunks(object, what);
+  const auto logprobs = object.find("logprobs");
+  if (logprobs == object.end() || logprobs->is_null()) return choice;
+  chat ? read_chat_logprobs(*logprobs, what, choice)
+       : read_completion_logprobs(*logprobs, what, choice);
+  return choice;
+}
+
+// Each of the list `choices` by read(choice, what), which names its place.
+template <class Read>
+void read_choices(const Json& object, const std::string& what, OutputRecord& record,
+                  const Read& read) {
+  const auto choices = object.find("choices");
+  if (choices == object.end() || !choices->is_array() || choices->empty())
+    fail("{}: field 'choices': expected a list of at least one choice", what);
+  for (const Json& choice : *choices) {
+    const auto index = static_cast<int64_t>(record.choices.size());
+    const std::string where = fmt::format("{}: choice {}", what, index);
+    if (const int64_t found = get_int(choice, "index", where); found != index)
+      fail("{}: field 'index': expected {}, found {}", where, index, found);
+    record.choices.push_back(read(choice, where));
   }
 }
 
@@ -121,23 +168,14 @@ void read_openai(const Json& object, const std::string& what, OutputRecord& reco
     record.error_code = get_string(object_at(body, "error", what), "code", what);
     return;
   }
-  const auto choices = body.find("choices");
-  if (choices == body.end() || !choices->is_array() || choices->empty())
-    fail("{}: field 'choices': expected a list of at least one choice", what);
-  const Json& choice = choices->front();
   const bool chat = get_string(body, "object", what) == "chat.completion";
-  record.text = chat ? find_string(object_at(choice, "message", what), "content", what)
-                     : find_string(choice, "text", what);
-  record.token_ids = read_token_ids(choice, what);
-  record.logprob_hash = get_string(choice, "logprob_hash", what);
+  read_choices(body, what, record, [&](const Json& choice, const std::string& where) {
+    return read_openai_choice(choice, chat, where);
+  });
+  // That of a single choice.
+  if (body.contains("timing")) record.choices[0].prefill_chunks = prefill_chunks(body, what);
   record.answer = find_string(body, "answer", what);
   record.prompt_tokens = get_int(object_at(body, "usage", what), "prompt_tokens", what);
-  record.prefill_chunks =
-      find_int(object_at(body, "timing", what), "prefill_chunks", what).value_or(0);
-  const auto logprobs = choice.find("logprobs");
-  if (logprobs == choice.end() || logprobs->is_null()) return;
-  chat ? read_chat_logprobs(*logprobs, what, record)
-       : read_completion_logprobs(*logprobs, what, record);
 }
 
 void read_simple(const Json& object, const std::string& what, OutputRecord& record) {
@@ -145,14 +183,13 @@ void read_simple(const Json& object, const std::string& what, OutputRecord& reco
     record.error_code = get_string(object_at(object, "error", what), "code", what);
     return;
   }
-  record.text = find_string(object, "text", what);
-  record.token_ids = read_token_ids(object, what);
-  record.logprob_hash = get_string(object, "logprob_hash", what);
+  if (object.contains("choices")) {
+    read_choices(object, what, record, read_choice);
+  } else {
+    record.choices.push_back(read_choice(object, what));
+  }
   record.answer = find_string(object, "answer", what);
   record.prompt_tokens = get_int(object, "prompt_tokens", what);
-  read_logprobs(object, what, record);
-  if (const auto timing = object.find("timing"); timing != object.end())
-    record.prefill_chunks = find_int(*timing, "prefill_chunks", what).value_or(0);
 }
 
 OutputRecord parse_record(const std::string& line, const std::string& what, int64_t number) {

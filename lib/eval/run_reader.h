@@ -12,20 +12,25 @@
 
 namespace mla {
 
-// What comparing needs of one record of outputs.jsonl.
+// What comparing needs of one choice of a record.
+struct OutputChoice {
+  std::optional<std::string> text;
+  std::vector<int32_t> token_ids;
+  std::string logprob_hash;
+  std::vector<float> logprobs;                 // [token_ids.size()] or empty
+  std::vector<std::optional<double>> margins;  // [logprobs.size()], best minus second of `top`
+  int64_t prefill_chunks = 0;
+};
+
+// The same of one record of outputs.jsonl.
 struct OutputRecord {
   Json id;
   std::string key;  // of the join: the id as JSON text, or "line N" where the id is not unique
   bool ok = false;
   std::string error_code;
-  std::optional<std::string> text;
-  std::vector<int32_t> token_ids;
-  std::string logprob_hash;
+  std::vector<OutputChoice> choices;  // by index; at least one where ok, else none
   std::optional<std::string> answer;
-  std::vector<float> logprobs;                 // [token_ids.size()] or empty
-  std::vector<std::optional<double>> margins;  // [logprobs.size()], best minus second of `top`
   int64_t prompt_tokens = 0;
-  int64_t prefill_chunks = 0;
 };
 
 class RunReader {

@@ -90,20 +90,20 @@ Scheduler::Scheduler(const SchedulerOptions& options, int32_t num_pages)
 void Scheduler::add(int64_t id, std::vector<int32_t> tokens, int32_t max_new_tokens,
                     PrefixReuse reuse) {
   const auto prompt = static_cast<int64_t>(tokens.size());
-  if (sequences_.contains(id)) fail("request {}: the id is in use already", id);
-  if (prompt == 0) fail("request {}: the prompt is empty", id);
+  if (sequences_.contains(id)) fail("sequence {}: the id is in use already", id);
+  if (prompt == 0) fail("the prompt is empty");
   if (max_new_tokens < 0) {
-    fail("request {}: max_new_tokens: expected at least 0, found {}", id, max_new_tokens);
+    fail("max_new_tokens: expected at least 0, found {}", max_new_tokens);
   }
   if (prompt >= options_.max_model_len) {
-    fail("request {}: the prompt has {} tokens, expected fewer than max_model_len ({})", id, prompt,
+    fail("the prompt has {} tokens, expected fewer than max_model_len ({})", prompt,
          options_.max_model_len);
   }
   const auto max_tokens = static_cast<int32_t>(
       std::min<int64_t>(prompt + std::max(max_new_tokens, 1), options_.max_model_len));
   if (pages_for(max_tokens) > pool_.num_pages()) {
-    fail("request {}: {} prompt tokens and {} new ones need {} pages of {} tokens, the pool has {}",
-         id, prompt, max_tokens - prompt, pages_for(max_tokens), kPageTokens, pool_.num_pages());
+    fail("{} prompt tokens and {} new ones need {} pages of {} tokens, the pool has {}", prompt,
+         max_tokens - prompt, pages_for(max_tokens), kPageTokens, pool_.num_pages());
   }
   Sequence& s = sequences_[id];
   s.id = id;

@@ -69,7 +69,7 @@ class Scheduler {
   // max_model_len and max_seqs), B < 1, max_seqs < 1, W not a positive multiple of kKeyTile.
   Scheduler(const SchedulerOptions& options, int32_t num_pages);
 
-  // Queues a request; `tokens` is its prompt. Ids are unique, and a smaller id is served first.
+  // Queues a sequence; `tokens` is its prompt. Ids are unique, and a smaller id is served first.
   // Generation ends at max_new_tokens (0 samples once, as 1 does) or at max_model_len; a sequence
   // that has got there is planned no more. Throws Error where the request can never fit: an empty
   // prompt, a prompt at or over max_model_len, more pages for prompt + max_new_tokens (at most

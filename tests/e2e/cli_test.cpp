@@ -108,7 +108,13 @@ TEST_CASE(
       {R"({"prompt": "x", "stop_token_ids": [99999]})", "stop_token_ids"},
       {R"({"prompt": "x", "logprobs": 21})", "logprobs"},
       {R"({"prompt": "x", "stream": true})", "stream"},
-      {R"({"prompt": "x", "n": 0})", "n"},
+      {R"({"prompt": "x", "n": 129})", "from 1 to 128"},
+      {R"({"prompt": "x", "best_of": 2})", "best_of"},
+      {R"({"prompt": "x", "min_p": 1.5})", "min_p"},
+      {R"({"prompt": "x", "presence_penalty": -3})", "presence_penalty"},
+      {R"({"prompt": "x", "frequency_penalty": 3})", "frequency_penalty"},
+      {R"({"prompt": "x", "repetition_penalty": 0})", "repetition_penalty"},
+      {R"({"prompt": "x", "logit_bias": {"1024": 1}})", "1024"},
       {R"({"id": 1.5, "prompt": "x"})", "id"},
       {R"({"messages": []})", "messages"},
       {R"({"messages": [{"role": "wizard", "content": "x"}]})", "wizard"},
@@ -212,6 +218,12 @@ TEST_CASE("Options that cannot work are told before anything is loaded and exit 
   CHECK(has(message("--mla-workspace-tokens 0"), "mla-workspace-tokens"));
   CHECK(has(message("--top-p 0"), "top-p"));
   CHECK(has(message("--temperature -1"), "temperature"));
+  CHECK(has(message("--min-p 1.1"), "min-p"));
+  CHECK(has(message("--min-p nan"), "min-p"));
+  CHECK(has(message("--presence-penalty 2.1"), "presence-penalty"));
+  CHECK(has(message("--frequency-penalty=-2.1"), "frequency-penalty"));
+  CHECK(has(message("--repetition-penalty 0"), "repetition-penalty"));
+  CHECK(has(message("--repetition-penalty 2.1"), "repetition-penalty"));
   CHECK(has(message("--mla-workspace-tokens 2147483647"), "mla-workspace-tokens"));
   CHECK(has(message("--max-num-batched-tokens 2147483647"), "max-num-batched-tokens"));
   CHECK(has(message("--max-num-seqs 0"), "max-num-seqs"));

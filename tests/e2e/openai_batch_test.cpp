@@ -127,6 +127,9 @@ std::vector<BadKind> bad_kinds() {
   both(kinds, R"("repetition_penalty":0)", "repetition_penalty");
   both(kinds, R"("logit_bias":{"1024":1})", "logit_bias");
   both(kinds, R"("suffix":"y")", "suffix", "unsupported");
+  both(kinds, R"("n":0)", "'n'");
+  both(kinds, R"("best_of":3)", "best_of", "unsupported");
+  both(kinds, R"("logit_bias":{"5":101})", "logit_bias");
   return kinds;
 }
 

@@ -95,12 +95,18 @@ TEST_CASE("The model's generation config gives defaults where it is asked for an
   fs::copy(kTiny, dir / "m");
   const auto write_config = [&](const Json& extra) {
     Json config = parse_json(read_file(kTiny + "/generation_config.json"), "generation_config");
-    config.update({{"temperature", 0.75}, {"top_p", 0.5}, {"top_k", 7}, {"max_new_tokens", 3}});
+    config.update({{"temperature", 0.75},
+                   {"top_p", 0.5},
+                   {"top_k", 7},
+                   {"max_new_tokens", 3},
+                   {"min_p", 0.25},
+                   {"repetition_penalty", 1.5}});
     config.update(extra);
     write_text(dir / "m/generation_config.json", config.dump());
   };
   write_config(Json::object());
-  write_text(dir / "p.jsonl", "{\"prompt\":[5,6],\"ignore_eos\":true}\n");
+  write_text(dir / "p.jsonl",
+             "{\"prompt\":[5,6],\"ignore_eos\":true,\"min_p\":0,\"repetition_penalty\":1}\n");
   const auto sampling = [&](const std::string& options, const std::string& name) {
     outputs(dir, run_options(dir / "m") + options, name);
     return parse_json(read_file(dir / name + "/run.json"), "run.json").at("options").at("sampling");
@@ -109,21 +115,28 @@ TEST_CASE("The model's generation config gives defaults where it is asked for an
   CHECK(taken.at("temperature") == 0.75);
   CHECK(taken.at("top_p") == 0.5);
   CHECK(taken.at("top_k") == 7);
+  CHECK(taken.at("min_p") == 0.25);
+  CHECK(taken.at("repetition_penalty") == 1.5);
   CHECK(taken.at("max_tokens") == 3);
   CHECK(read_lines(dir / "auto/outputs.jsonl")[0].at("completion_tokens") == 3);
-  const Json said = sampling("--generation-config auto --temperature 0 --top-k 0", "said");
+  const Json said =
+      sampling("--generation-config auto --temperature 0 --top-k 0 --min-p 0.5", "said");
   CHECK(said.at("temperature") == 0);
   CHECK(said.at("top_k") == 0);
   CHECK(said.at("top_p") == 0.5);
+  CHECK(said.at("min_p") == 0.5);
+  CHECK(said.at("repetition_penalty") == 1.5);
   const Json none = sampling("", "none");
   CHECK(none.at("temperature") == 0);
+  CHECK(none.at("min_p") == 0);
+  CHECK(none.at("repetition_penalty") == 1);
   CHECK(none.at("max_tokens").is_null());
-  write_config({{"repetition_penalty", 1.1}});
+  write_config({{"repetition_penalty", 3}});
   const ProcessResult refused =
       run_program(dir, run_options(dir / "m") + "--generation-config auto -o " + (dir / "x") + " " +
                            (dir / "p.jsonl"));
-  CHECK(refused.exit_code == 1);
-  CHECK(refused.err.find("repetition_penalty") != std::string::npos);
+  CHECK(refused.exit_code == 2);
+  CHECK(refused.err.find("--repetition-penalty") != std::string::npos);
 }
 
 }  // namespace

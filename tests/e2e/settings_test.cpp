@@ -51,6 +51,14 @@ TEST_CASE("A flag wins over the environment, that over the file, and that over t
   CHECK(options("A=b", config + " --seed 3").at("seed") == 3);
   CHECK(options("MLA_RUN_CONFIG=" + (dir / "c.toml") + " MLA_RUN_TOP_K=7", "").at("top_k") == 7);
   CHECK(options("MLA_RUN_SEED=", config).at("seed") == 1);
+  write_text(dir / "p.jsonl", "");
+  write_text(dir / "c.toml", "min_p = 0.5\npresence-penalty = 1\nfrequency_penalty = -1\n");
+  const Json penalties =
+      options("MLA_RUN_PRESENCE_PENALTY=1.5", kModel + config + " --repetition-penalty 1.25");
+  CHECK(penalties.at("min_p") == 0.5);
+  CHECK(penalties.at("presence_penalty") == 1.5);
+  CHECK(penalties.at("frequency_penalty") == -1);
+  CHECK(penalties.at("repetition_penalty") == 1.25);
 }
 
 TEST_CASE("Lists, flags, text and the mode come from a config file as they are meant") {

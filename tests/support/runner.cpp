@@ -111,9 +111,10 @@ BatchRun run_requests(LoadedModel& loaded, const RunOptions& options,
     if (const auto* bad = std::get_if<BadLine>(&item)) throw Error(bad->message);
     const Result& result = std::get<Result>(item);
     BatchResult& to = run.results[result.id.get<size_t>()];
-    to = {result.token_ids, result.logprob_hash.hex(), result.finish_reason, {}};
-    if (!result.logprobs) return;
-    for (const TokenLogprob& token : *result.logprobs)
+    const Choice& choice = result.choices.front();
+    to = {choice.token_ids, choice.logprob_hash.hex(), choice.finish_reason, {}};
+    if (!choice.logprobs) return;
+    for (const TokenLogprob& token : *choice.logprobs)
       to.top.insert(to.top.end(), token.top.begin(), token.top.end());
   };
   for (size_t place = 0; place < requests.size(); ++place) {

@@ -33,31 +33,34 @@ class FakeRun {
     Result r;
     r.index = i;
     r.id = fmt::format("q{}", i);
-    r.text = fmt::format("the answer is {}", i + 10);
+    r.choices[0].text = fmt::format("the answer is {}", i + 10);
     r.answer = fmt::format("#### {}", i % 2 ? i + 10 : 5);  // the odd ones are right
     r.prompt_tokens = 8;
-    r.finish_reason = "length";
-    r.logprobs.emplace();
-    for (int t = 0; t < 4; ++t) add_token(r, 100 * i + t, -0.5f);
-    r.timing.prefill_chunks = 1;
+    r.choices[0].finish_reason = "length";
+    r.choices[0].logprobs.emplace();
+    for (int t = 0; t < 4; ++t) add_token(r.choices[0], 100 * i + t, -0.5f);
+    r.choices[0].timing.prefill_chunks = 1;
     return r;
   }
 
-  static void add_token(Result& r, int32_t token, float logprob) {
-    r.token_ids.push_back(token);
-    r.logprob_hash.add(logprob);
-    r.logprobs->push_back({.token = token,
-                           .logprob = logprob,
-                           .top = {{token, logprob}, {token + 1, logprob - 0.25f}}});
-    r.timing.token(static_cast<double>(r.token_ids.size()));
+  static void add_token(Choice& choice, int32_t token, float logprob) {
+    choice.token_ids.push_back(token);
+    choice.logprob_hash.add(logprob);
+    choice.logprobs->push_back({.token = token,
+                                .logprob = logprob,
+                                .top = {{token, logprob}, {token + 1, logprob - 0.25f}}});
+    choice.timing.token(static_cast<double>(choice.token_ids.size()));
   }
 
-  // Takes the tokens of a result away and gives it others.
+  // Takes the tokens of a choice away and gives it others.
+  static void retoken(Choice& choice, const std::vector<int32_t>& tokens, float logprob) {
+    choice.token_ids.clear();
+    choice.logprobs->clear();
+    choice.logprob_hash = {};
+    for (const int32_t t : tokens) add_token(choice, t, logprob);
+  }
   static void retoken(Result& r, const std::vector<int32_t>& tokens, float logprob) {
-    r.token_ids.clear();
-    r.logprobs->clear();
-    r.logprob_hash = {};
-    for (const int32_t t : tokens) add_token(r, t, logprob);
+    retoken(r.choices[0], tokens, logprob);
   }
 
   void write(const std::string& dir) const {
@@ -180,10 +183,70 @@ TEST_CASE("runs without logprob lists are compared by their hash") {
   Pair pair;
   FakeRun::retoken(pair.b.results[3], {300, 301, 302, 303}, -0.75f);
   for (FakeRun* run : {&pair.a, &pair.b})
-    for (Result& r : run->results) r.logprobs.reset();
+    for (Result& r : run->results) r.choices[0].logprobs.reset();
   const CompareReport r = pair.report();
   CHECK(r.logprob_identical == 3);
   CHECK_FALSE(r.max_logprob_difference);
+}
+
+// Request `i` of both runs gets a second choice of tokens 7 and 8.
+void add_choice(Pair& pair, size_t i) {
+  for (FakeRun* run : {&pair.a, &pair.b}) {
+    Result& r = run->results[i];
+    r.choices.push_back(r.choices[0]);
+    FakeRun::retoken(r.choices[1], {7, 8}, -0.5f);
+    r.choices[1].text = "so 5";
+  }
+}
+
+TEST_CASE("a request is identical where all its choices are") {
+  Pair pair;
+  add_choice(pair, 1);
+  const CompareReport r = pair.report();
+  CHECK(r.logprob_identical == 4);
+  CHECK(r.logprob_positions == 18);
+  CHECK(r.a.requests == 4);
+  CHECK(r.a.prompt_tokens == 32);
+  CHECK(r.a.completion_tokens == 18);
+  CHECK(r.a.correct == 2);  // by the first choice
+  CHECK(passes(r, 1.0));
+}
+
+TEST_CASE("a choice that differs makes its request differ and is named") {
+  Pair pair;
+  add_choice(pair, 1);
+  add_choice(pair, 2);
+  FakeRun::retoken(pair.b.results[1].choices[1], {7, 9}, -0.5f);
+  FakeRun::retoken(pair.b.results[2].choices[1], {7, 8}, std::nextafter(-0.5f, -1.0f));
+  const CompareReport r = pair.report();
+  CHECK(r.compared == 4);
+  CHECK(r.token_identical == 3);
+  CHECK(r.logprob_identical == 2);
+  CHECK(r.max_logprob_difference_id == "q2");
+  REQUIRE(r.divergences.size() == 1);
+  CHECK(r.divergences[0].id == "q1");
+  CHECK(r.divergences[0].choice == 1);
+  CHECK(r.divergences[0].position == 1);
+  CHECK(r.divergences[0].token_a == 8);
+  CHECK(r.divergences[0].token_b == 9);
+  CHECK(has(to_text(r, 1.0), "\"q1\" choice 1 at token 1: A 8, B 9;"));
+  CHECK(to_json(r, 1.0)["divergences"][0]["choice"] == 1);
+}
+
+TEST_CASE("another number of choices is different whatever they are") {
+  for (const bool in_a : {true, false}) {
+    Pair pair;
+    add_choice(pair, 3);
+    (in_a ? pair.b : pair.a).results[3].choices.pop_back();
+    const CompareReport r = pair.report();
+    CHECK(r.token_identical == 3);
+    CHECK(r.logprob_identical == 3);
+    REQUIRE(r.divergences.size() == 1);
+    CHECK(r.divergences[0].choice == 1);
+    CHECK(r.divergences[0].position == 0);
+    CHECK(r.divergences[0].token_a.has_value() == in_a);
+    CHECK(r.divergences[0].token_b.has_value() == !in_a);
+  }
 }
 
 TEST_CASE("a missing request fails the comparison on either side") {
@@ -255,9 +318,9 @@ TEST_CASE("lines that fail alike are left out and others count as different") {
 
 TEST_CASE("answers that turn are counted in pairs") {
   Pair pair;
-  pair.b.results[0].text = "so 5";    // right now
-  pair.b.results[1].text = "so 999";  // wrong now
-  pair.b.results[3].text = "so 999";
+  pair.b.results[0].choices[0].text = "so 5";    // right now
+  pair.b.results[1].choices[0].text = "so 999";  // wrong now
+  pair.b.results[3].choices[0].text = "so 999";
   const CompareReport r = pair.report();
   CHECK(r.a.correct == 2);
   CHECK(r.b.correct == 1);
@@ -286,7 +349,8 @@ TEST_CASE("split prompts and differing options are told") {
 
 TEST_CASE("an outputs file without run.json can be compared") {
   Pair pair;
-  pair.b.results[0].timing.prefill_chunks = 2;
+  add_choice(pair, 0);
+  pair.b.results[0].choices[1].timing.prefill_chunks = 2;
   pair.report();
   std::filesystem::rename(pair.dir / "b/outputs.jsonl", pair.dir / "other.jsonl");
   const CompareReport r = compare_runs(pair.dir / "a", pair.dir / "other.jsonl");

@@ -2,6 +2,7 @@
 #include "lib/batch/openai.h"
 
 #include <cmath>
+#include <fstream>
 #include <limits>
 
 #include "lib/base/error.h"
@@ -19,25 +20,26 @@ Result sample(Form form) {
   r.form = form;
   r.id = "q1";
   r.model = "Lite";
-  r.text = "hé";
-  r.token_ids = {10, 11, 1};
-  r.finish_reason = "stop";
   r.prompt_tokens = 7;
   r.cached_tokens = 2;
   r.created = 1700000000;
-  for (const float x : {-0.5f, -1.25f, -0.75f}) r.logprob_hash.add(x);
-  r.timing.arrive(100);
-  r.timing.schedule(101);
-  for (const double ms : {111, 113, 117}) r.timing.token(ms);
-  r.timing.prefill_chunks = 2;
+  Choice& choice = r.choices.front();
+  choice.text = "hé";
+  choice.token_ids = {10, 11, 1};
+  choice.finish_reason = "stop";
+  for (const float x : {-0.5f, -1.25f, -0.75f}) choice.logprob_hash.add(x);
+  choice.timing.arrive(100);
+  choice.timing.schedule(101);
+  for (const double ms : {111, 113, 117}) choice.timing.token(ms);
+  choice.timing.prefill_chunks = 2;
   return r;
 }
 
 // "h", the two bytes of "é" in two tokens.
 void add_logprobs(Result& r) {
-  r.token_ids = {10, 11, 12};
+  r.choices[0].token_ids = {10, 11, 12};
   r.token_bytes = {{10, "h"}, {11, "\xc3"}, {12, "\xa9"}, {20, "x"}};
-  r.logprobs =
+  r.choices[0].logprobs =
       std::vector<TokenLogprob>{{.token = 10, .logprob = -0.5f, .top = {{10, -0.5f}, {20, -1.5f}}},
                                 {.token = 11, .logprob = -1.25f, .top = {{20, -0.25f}}},
                                 {.token = 12, .logprob = -0.75f, .top = {}}};
@@ -57,10 +59,35 @@ TEST_CASE("a completion is answered as OpenAI's batch output has it") {
       "\"created\":1700000000,\"model\":\"Lite\",\"choices\":[{\"index\":0,\"text\":\"h\xc3\xa9\","
       "\"logprobs\":null,\"finish_reason\":\"stop\",\"stop_reason\":null,\"token_ids\":[10,11,1],"
       "\"logprob_hash\":\"" +
-          r.logprob_hash.hex() +
+          r.choices[0].logprob_hash.hex() +
           "\"}],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":3,\"total_tokens\":10,"
           "\"prompt_tokens_details\":{\"cached_tokens\":2}},\"index\":3," +
           timing() + "}},\"error\":null}");
+}
+
+TEST_CASE("several choices have their places and times and the usage is their sum") {
+  for (const Form form : {Form::completion, Form::chat}) {
+    Result r = sample(form);
+    r.choices.push_back(r.choices[0]);
+    r.choices[1].text = "x";
+    r.choices[1].token_ids = {12};
+    r.choices[1].finish_reason = "length";
+    const OrderedJson record = to_json(r);
+    const OrderedJson& body = record["response"]["body"];
+    REQUIRE(body["choices"].size() == 2);
+    CHECK_FALSE(body.contains("timing"));
+    for (size_t i = 0; i < 2; ++i) {
+      const OrderedJson& choice = body["choices"][i];
+      CHECK(choice["index"] == i);
+      CHECK("\"timing\":" + choice["timing"].dump() == timing());
+      CHECK(choice["token_ids"].size() == (i == 0 ? 3u : 1u));
+      CHECK(choice["finish_reason"] == (i == 0 ? "stop" : "length"));
+      CHECK((form == Form::chat ? choice["message"]["content"] : choice["text"]) ==
+            (i == 0 ? "hé" : "x"));
+    }
+    CHECK(body["usage"].dump() == R"({"prompt_tokens":7,"completion_tokens":4,"total_tokens":11,)"
+                                  R"("prompt_tokens_details":{"cached_tokens":2}})");
+  }
 }
 
 TEST_CASE("a chat is answered with a message") {
@@ -105,7 +132,7 @@ TEST_CASE("logprobs of a chat have the bytes of each token") {
 TEST_CASE("NaN is never printed in OpenAI's form") {
   Result r = sample(Form::completion);
   add_logprobs(r);
-  r.logprobs->at(1).top[0].second = std::numeric_limits<float>::quiet_NaN();
+  r.choices[0].logprobs->at(1).top[0].second = std::numeric_limits<float>::quiet_NaN();
   CHECK_THROWS_AS(to_json(r), Error);
 }
 
@@ -162,17 +189,19 @@ TEST_CASE("the run reader reads the same from both forms") {
     REQUIRE(record);
     CHECK(record->ok);
     CHECK(record->key == fmt::format("\"q{}\"", i));
-    CHECK(record->text == "hé");
-    CHECK(record->token_ids == std::vector<int32_t>{10, 11, 12});
-    CHECK(record->logprob_hash == sample(Form::simple).logprob_hash.hex());
+    REQUIRE(record->choices.size() == 1);
+    const OutputChoice& choice = record->choices[0];
+    CHECK(choice.text == "hé");
+    CHECK(choice.token_ids == std::vector<int32_t>{10, 11, 12});
+    CHECK(choice.logprob_hash == sample(Form::simple).choices[0].logprob_hash.hex());
     CHECK(record->answer == "4");
     CHECK(record->prompt_tokens == 7);
-    CHECK(record->prefill_chunks == 2);
-    CHECK(record->logprobs == std::vector<float>{-0.5f, -1.25f, -0.75f});
-    REQUIRE(record->margins.size() == 3);
-    CHECK(record->margins[0] == 1.0);
-    CHECK_FALSE(record->margins[1]);  // one best token and the chosen one
-    CHECK_FALSE(record->margins[2]);
+    CHECK(choice.prefill_chunks == 2);
+    CHECK(choice.logprobs == std::vector<float>{-0.5f, -1.25f, -0.75f});
+    REQUIRE(choice.margins.size() == 3);
+    CHECK(choice.margins[0] == 1.0);
+    CHECK_FALSE(choice.margins[1]);  // one best token and the chosen one
+    CHECK_FALSE(choice.margins[2]);
   }
   const auto error = reader.next();
   REQUIRE(error);
@@ -180,6 +209,71 @@ TEST_CASE("the run reader reads the same from both forms") {
   CHECK(error->error_code == "invalid_json");
   CHECK(error->key == "line 9");
   CHECK_FALSE(reader.next());
+}
+
+TEST_CASE("the run reader reads every choice of each form") {
+  test::TempDir dir;
+  OutputWriter out({.dir = dir / "run", .input_path = ""});
+  int64_t index = 0;
+  for (const Form form : {Form::simple, Form::completion, Form::chat}) {
+    Result r = sample(form);
+    add_logprobs(r);
+    r.answer = "4";
+    r.index = index++;
+    r.id = r.index;
+    r.choices.push_back(r.choices[0]);
+    r.choices[1].text = "other";
+    r.choices[1].token_ids = {11};
+    r.choices[1].logprobs->erase(r.choices[1].logprobs->begin());
+    r.choices[1].logprobs->pop_back();
+    r.choices[1].timing.prefill_chunks = 3;
+    out.write(r.index, to_json(r));
+  }
+  out.finish();
+  RunReader reader(dir / "run");
+  while (const auto record = reader.next()) {
+    INFO(record->id.dump());
+    CHECK(record->prompt_tokens == 7);
+    CHECK(record->answer == "4");
+    REQUIRE(record->choices.size() == 2);
+    CHECK(record->choices[0].text == "hé");
+    CHECK(record->choices[0].logprobs.size() == 3);
+    CHECK(record->choices[0].prefill_chunks == 2);
+    CHECK(record->choices[1].text == "other");
+    CHECK(record->choices[1].token_ids == std::vector<int32_t>{11});
+    CHECK(record->choices[1].logprobs == std::vector<float>{-1.25f});
+    CHECK(record->choices[1].prefill_chunks == 3);
+    --index;
+  }
+  CHECK(index == 0);
+}
+
+TEST_CASE("a list of choices that is none or out of order is refused") {
+  test::TempDir dir;
+  const auto error = [&](const std::string& choices) {
+    std::ofstream(dir / "o.jsonl")
+        << (R"({"id":1,"index":0,"status":"ok","prompt_tokens":1,"choices":)" + choices + "}\n");
+    try {
+      RunReader(dir / "o.jsonl").next();
+    } catch (const Error& e) {
+      return std::string(e.what()).substr(dir.path().size());
+    }
+    return std::string("no error");
+  };
+  const std::string choice = R"("token_ids":[5],"logprob_hash":"00","text":"x"})";
+  CHECK(error("["
+              R"({"index":0,)" +
+              choice + "]") == "no error");
+  CHECK(error("[]") == "/o.jsonl:1: field 'choices': expected a list of at least one choice");
+  CHECK(error("3") == "/o.jsonl:1: field 'choices': expected a list of at least one choice");
+  CHECK(error("[3]") == "/o.jsonl:1: choice 0: expected an object, found the number 3");
+  CHECK(error("["
+              R"({"index":1,)" +
+              choice + "]") == "/o.jsonl:1: choice 0: field 'index': expected 0, found 1");
+  CHECK(error("["
+              R"({"index":0,)" +
+              choice + R"(,{"index":1,"token_ids":[-1]}])") ==
+        "/o.jsonl:1: choice 1: field 'token_ids': expected token ids, found the number -1");
 }
 
 }  // namespace

@@ -69,11 +69,12 @@ Result request(int32_t prompt_tokens, const std::vector<double>& token_times) {
   Result r;
   r.id = 1;
   r.prompt_tokens = prompt_tokens;
-  r.timing.arrive(10);
-  r.timing.schedule(12);
+  Choice& choice = r.choices.front();
+  choice.timing.arrive(10);
+  choice.timing.schedule(12);
   for (const double t : token_times) {
-    r.timing.token(t);
-    r.token_ids.push_back(0);
+    choice.timing.token(t);
+    choice.token_ids.push_back(0);
   }
   return r;
 }
@@ -99,6 +100,20 @@ TEST_CASE("the summary has the names and meanings of the vLLM benches") {
   CHECK(s["median_itl_ms"] == 4.0);                        // of all tokens together
   CHECK(near(s["p95_itl_ms"].get<double>(), 9.4));
   CHECK(near(s["p99_e2el_ms"].get<double>(), 29.96));
+}
+
+TEST_CASE("a summary counts a prompt once and the tokens and times of every choice") {
+  Result r = request(100, {20, 22, 26, 36});
+  r.choices.push_back(request(0, {40}).choices[0]);
+  SummaryBuilder builder;
+  builder.add(r);
+  const OrderedJson s = builder.summary(2.0);
+  CHECK(s["num_requests"] == 1);
+  CHECK(s["total_input_tokens"] == 100);
+  CHECK(s["total_output_tokens"] == 5);
+  CHECK(s["mean_ttft_ms"] == 20.0);
+  CHECK(s["mean_e2el_ms"] == 28.0);
+  CHECK(near(s["mean_tpot_ms"].get<double>(), 16.0 / 3));
 }
 
 TEST_CASE("a summary without requests or time has no NaN") {

@@ -247,17 +247,17 @@ TEST_CASE("The splits of decode rows cover their keys once and in order") {
 
 TEST_CASE("Requests that can never fit are errors with their numbers") {
   Scheduler s(on(10), 4);
-  CHECK_THROWS_WITH(s.add(1, {}, 5), "request 1: the prompt is empty");
+  CHECK_THROWS_WITH(s.add(1, {}, 5), "the prompt is empty");
   CHECK_THROWS_WITH(s.add(1, prompt(1000), 5),
-                    "request 1: the prompt has 1000 tokens, expected fewer than max_model_len "
+                    "the prompt has 1000 tokens, expected fewer than max_model_len "
                     "(1000)");
   CHECK_THROWS_WITH(s.add(1, prompt(200), 57),
-                    "request 1: 200 prompt tokens and 57 new ones need 5 pages of 64 tokens, the "
+                    "200 prompt tokens and 57 new ones need 5 pages of 64 tokens, the "
                     "pool has 4");
   CHECK_THROWS_AS(s.add(1, prompt(1), -1), mla::Error);
   CHECK_FALSE(s.has_work());
   s.add(1, prompt(200), 56);
-  CHECK_THROWS_WITH(s.add(1, prompt(2), 5), "request 1: the id is in use already");
+  CHECK_THROWS_WITH(s.add(1, prompt(2), 5), "sequence 1: the id is in use already");
   CHECK(s.num_waiting() == 1);
 }
 
