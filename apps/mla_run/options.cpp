@@ -58,6 +58,8 @@ void EngineFlags::add_to(CLI::App& app) {
       ->check(CLI::IsMember({"auto", "dummy"}))
       ->capture_default_str();
   app.add_flag("--enforce-eager", enforce_eager, "No CUDA graphs");
+  app.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", prefix_caching,
+               "Keep the KV pages of prompts and share them among prompts that begin alike");
   app.add_option("--threads", threads, "CPU threads; 0: all that the process may use")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
@@ -78,6 +80,7 @@ std::vector<EngineOptions> EngineFlags::engine_options(DeviceKind kind, uint64_t
                         .device_bytes = cuda ? device_bytes : 0,
                         .gpu_memory_utilization = gpu_memory_utilization,
                         .graphs = cuda && !enforce_eager,
+                        .prefix_caching = prefix_caching,
                         .dtype = run_dtype};
   if (!kv_cache_bytes.empty())
     options.kv_cache_bytes = parse_size(kv_cache_bytes, "--kv-cache-memory-bytes");

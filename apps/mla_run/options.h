@@ -34,6 +34,7 @@ struct EngineFlags {
   std::string dtype = "auto";
   std::string load_format = "auto";
   bool enforce_eager = false;
+  bool prefix_caching = false;
   int threads = 0;  // 0: all that the process may use
 
   void add_to(CLI::App& app);

@@ -46,6 +46,7 @@ OrderedJson options_json(const RunFlags& flags, const Loaded& loaded, const Memo
           {"device", loaded.backend->name()},
           {"load_format", flags.engine.load_format},
           {"enforce_eager", flags.engine.enforce_eager},
+          {"enable_prefix_caching", plan.prefix_caching},
           {"gpu_memory_utilization", loaded.device == DeviceKind::cuda
                                          ? OrderedJson(flags.engine.gpu_memory_utilization)
                                          : OrderedJson(nullptr)},
@@ -190,6 +191,7 @@ bool ModeRun::run(Loaded& loaded, Input& input, Progress& progress) {
   record_.counts.requests += earlier_.kept();
   record_.counts.ok += earlier_.kept();
   record_.summary = outcome.summary;
+  record_.timeline = outcome.timeline;
   if (outcome.end == BatchEnd::stopped) check_interrupt();
   if (outcome.end == BatchEnd::failed_fast)
     throw Stopped("stopped at the first failed line (--fail-fast): " + outcome.first_failure);

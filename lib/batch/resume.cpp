@@ -26,6 +26,7 @@ const std::set<std::string> kFreeOptions = {"/max_num_batched_tokens",
                                             "/mla_workspace_tokens",
                                             "/kv_tokens",
                                             "/enforce_eager",
+                                            "/enable_prefix_caching",
                                             "/gpu_memory_utilization",
                                             "/threads"};
 

@@ -128,12 +128,14 @@ OrderedJson to_json(const RunRecord& record) {
                  {"failed", c.failed},
                  {"prompts_split", c.prompts_split},
                  {"chunks", c.chunks},
+                 {"cached_tokens", c.cached_tokens},
                  {"passes", c.passes},
                  {"preemptions", c.preemptions},
                  {"steps", c.steps}};
   j["load_time"] = number(record.load_time_s);
   j["warmup_time"] = number(record.warmup_time_s);
   j["summary"] = record.summary;
+  if (!record.timeline.is_null()) j["timeline"] = record.timeline;
   if (!record.shards.is_null()) j["shards"] = record.shards;
   j["warnings"] = record.warnings;
   if (!record.error.empty()) j["error"] = record.error;

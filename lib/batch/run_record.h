@@ -62,6 +62,7 @@ struct RunCounts {
   int64_t failed = 0;
   int64_t prompts_split = 0;  // prompts that ran in more than one step; one of each choice
   int64_t chunks = 0;         // prefill spans over all steps
+  int64_t cached_tokens = 0;  // of prompts, whose KV pages were there already
   int64_t passes = 0;         // passes over the workspace
   int64_t preemptions = 0;
   int64_t steps = 0;
@@ -82,7 +83,8 @@ struct RunRecord {
   OrderedJson memory_plan;
   RunCounts counts;
   std::optional<double> load_time_s, warmup_time_s;
-  OrderedJson summary;  // of SummaryBuilder, and what the engine adds; null while running
+  OrderedJson summary;   // of SummaryBuilder, and what the engine adds; null while running
+  OrderedJson timeline;  // what steps computed, see lib/engine/timeline.h; null while running
   std::vector<std::string> warnings;
   std::string error;   // of a failed or stopped run
   OrderedJson shards;  // of a merged run: folder, time and summary of each; else null

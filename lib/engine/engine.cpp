@@ -44,6 +44,7 @@ Engine::Engine(const ModelConfig& config, Model& model, const TextSetup& text,
       text_(text),
       max_model_len_(plan.limits.max_model_len),
       seed_(seed),
+      prefix_caching_(plan.prefix_caching),
       pipelined_(pipelined),
       scheduler_(plan.scheduler_options(), plan.limits.num_pages) {}
 
@@ -133,13 +134,19 @@ void Engine::add(Request request, const Sink& sink) {
   if (sampling.return_token_ids) live->result.prompt_token_ids = tokens;
   choice.timing.arrive(now_ms());
   try {
-    scheduler_.add(live->request.index, std::move(tokens), live->max_tokens);
+    scheduler_.add(live->request.index, std::move(tokens), live->max_tokens, reuse_of(sampling));
   } catch (const Error& e) {
     return sink(make_bad_line(live->request, error_code::kContextLength, e.what()));
   }
   const int64_t id = live->request.index;
   if (live->edits->follow_tokens()) ++following_;
   live_.emplace(id, std::move(live));
+}
+
+// The rows of a prompt give its logprobs: such a request computes all of them.
+PrefixReuse Engine::reuse_of(const SamplingParams& sampling) const {
+  if (!prefix_caching_) return PrefixReuse::none;
+  return sampling.prompt_logprobs ? PrefixReuse::give : PrefixReuse::take;
 }
 
 RowSampling Engine::sampling_of(Live& live, const SampleRow& sample) const {
@@ -219,6 +226,7 @@ void Engine::name_tokens(Result& result) const {
 }
 
 void Engine::finish(Live& live, const Sink& sink) {
+  live.result.cached_tokens = scheduler_.sequence(live.request.index).cached_tokens;
   scheduler_.finish(live.request.index);
   if (live.edits->follow_tokens()) --following_;
   if (!live.finite || !is_finite(live.result)) {
@@ -323,6 +331,8 @@ void Engine::count(const Launched& step, double end) {
   times.prefill_rows += step.plan.prefill_rows;
   times.decode_rows += decode_rows;
   times.seconds += (end - std::max(step.start, collected_)) / 1000;
+  if (first_step_ < 0) first_step_ = step.start;
+  timeline_.add((end - first_step_) / 1000, step.plan.prefill_rows, decode_rows);
   collected_ = end;
 }
 

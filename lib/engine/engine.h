@@ -12,6 +12,7 @@
 #include "lib/batch/request.h"
 #include "lib/batch/result.h"
 #include "lib/engine/memory_plan.h"
+#include "lib/engine/timeline.h"
 #include "lib/model/model.h"
 #include "lib/schedule/scheduler.h"
 #include "lib/text/chat_template.h"
@@ -63,6 +64,7 @@ class Engine {
 
   const SchedulerStats& scheduler_stats() const { return scheduler_.stats(); }
   const EngineTimes& times() const { return times_; }
+  const StepTimeline& timeline() const { return timeline_; }  // from the start of the first step
   // Where each step's plan can be looked at before it runs; for tests and traces.
   void observe(std::function<void(const StepPlan&)> observer) { observer_ = std::move(observer); }
 
@@ -76,6 +78,7 @@ class Engine {
   std::vector<int32_t> tokenize(const Request& request) const;
   void add_bos(AddBos how, std::vector<int32_t>& ids) const;
   std::string prompt_text(const Request& request) const;
+  PrefixReuse reuse_of(const SamplingParams& sampling) const;
   bool launch();
   void collect(const Sink& sink);
   void count(const Launched& step, double end);
@@ -95,6 +98,7 @@ class Engine {
   TextSetup text_;
   int32_t max_model_len_;
   uint64_t seed_;
+  bool prefix_caching_;
   bool pipelined_;
   int64_t following_ = 0;  // live requests whose sampling needs all tokens before
   Scheduler scheduler_;
@@ -102,6 +106,8 @@ class Engine {
   std::deque<Launched> launched_;
   double collected_ = 0;  // when the last step was, ms
   EngineTimes times_;
+  StepTimeline timeline_;
+  double first_step_ = -1;  // when its planning began, ms; -1: not yet
   std::function<void(const StepPlan&)> observer_;
 };
 

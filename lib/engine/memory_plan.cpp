@@ -73,8 +73,9 @@ StepLimits choose_limits(const EngineOptions& options, int32_t max_model_len, in
                kKeyTile);
   // More pages than the sequences can fill, and the one to spare with which the last of them is
   // admitted, are never used.
-  const int64_t useful =
+  int64_t useful =
       int64_t{limits.max_seqs} * pages_of(max_model_len) + (limits.max_seqs > 1 ? 1 : 0);
+  if (options.prefix_caching) useful = kMaxPages;
   limits.num_pages = static_cast<int32_t>(std::min({pages, useful, kMaxPages}));
   limits.max_decode_splits = choose_decode_splits(limits);
   limits.graphs = options.graphs;
@@ -112,6 +113,7 @@ class Planner {
     for (const EngineOptions& options : options_) {
       MemoryPlan plan;
       plan.chunked = options.chunked;
+      plan.prefix_caching = options.prefix_caching;
       plan.limits = choose_limits(options, len, pages);
       check_budget(options, plan.limits);
       plan.entries = entries(plan.limits);
@@ -298,7 +300,8 @@ SchedulerOptions MemoryPlan::scheduler_options() const {
           .max_seqs = limits.max_seqs,
           .max_model_len = limits.max_model_len,
           .workspace_rows = limits.workspace_rows,
-          .max_decode_splits = limits.max_decode_splits};
+          .max_decode_splits = limits.max_decode_splits,
+          .prefix_caching = prefix_caching};
 }
 
 OrderedJson to_json(const MemoryPlan& plan) {

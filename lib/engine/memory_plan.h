@@ -25,6 +25,7 @@ struct EngineOptions {
   uint64_t device_bytes = 0;               // of the GPU; 0: a CPU
   double gpu_memory_utilization = 0.92;    // the share of device_bytes that may be used
   bool graphs = false;
+  bool prefix_caching = false;
   DType dtype = DType::bf16;
 };
 
@@ -43,6 +44,7 @@ struct MemoryPlan {
                 // they are not 0: backend scratch, graphs, CUDA context reserve
   StepLimits limits;
   bool chunked = false;
+  bool prefix_caching = false;
   std::string note;  // what was lowered and why, or ""
 
   uint64_t total() const;

@@ -96,10 +96,12 @@ BatchOutcome run_batch(RequestReader& reader, Engine& engine, const BatchOptions
                     .failed = progress.failed,
                     .prompts_split = stats.prompts_split,
                     .chunks = stats.chunks,
+                    .cached_tokens = stats.cached_tokens,
                     .passes = stats.passes,
                     .preemptions = stats.preemptions,
                     .steps = stats.steps};
   outcome.summary = summary.summary(std::chrono::duration<double>(Clock::now() - start).count());
+  outcome.timeline = engine.timeline().json();
   const EngineTimes& times = engine.times();
   outcome.summary["prefill_steps"] = step_json(times.prefill);
   outcome.summary["decode_steps"] = step_json(times.decode);

@@ -32,7 +32,8 @@ struct BatchOutcome {
   BatchEnd end = BatchEnd::all;
   std::string first_failure;  // the message of the first failed record
   RunCounts counts;
-  OrderedJson summary;  // of SummaryBuilder, and prefill and decode tokens/s by kind of step
+  OrderedJson summary;   // of SummaryBuilder, and prefill and decode tokens/s by kind of step
+  OrderedJson timeline;  // of StepTimeline
 };
 
 // Reads ahead only as far as keeps the engine busy. Records go to `sink` in order of completion,

@@ -23,9 +23,10 @@ std::vector<BatchRequest> penalised_requests(const ModelConfig& config) {
   std::vector<BatchRequest> requests;
   for (int32_t i = 0; i < 16; ++i) {
     BatchRequest request;
-    for (int32_t t = 0; t < 1 + i * 7; ++t) request.prompt.push_back(token());
+    const int32_t length = i % 4 ? 45 + i : 1 + i * 7;  // most grow into a second page
+    for (int32_t t = 0; t < length; ++t) request.prompt.push_back(token());
     SamplingParams& s = request.sampling;
-    s.max_tokens = 10 + i;
+    s.max_tokens = 10 + 2 * i;
     s.ignore_eos = true;
     if (i % 2) s.repetition_penalty = 1.0f + 0.05f * static_cast<float>(i);
     if (i % 3) s.frequency_penalty = 0.3f * static_cast<float>(i % 5) - 0.3f;

@@ -63,6 +63,7 @@ MemoryPlan plan_for(const LoadedModel& loaded, const RunOptions& options) {
   const uint64_t page = cache_bytes_per_token(loaded.config, loaded.dtype) * kPageTokens;
   engine.kv_cache_bytes = page * static_cast<uint64_t>(options.kv_pages ? options.kv_pages : 4096);
   engine.graphs = options.graphs;
+  engine.prefix_caching = options.prefix_caching;
   return make_memory_plan(loaded.config, engine, *loaded.backend, 0);
 }
 
@@ -112,7 +113,11 @@ BatchRun run_requests(LoadedModel& loaded, const RunOptions& options,
     const Result& result = std::get<Result>(item);
     BatchResult& to = run.results[result.id.get<size_t>()];
     const Choice& choice = result.choices.front();
-    to = {choice.token_ids, choice.logprob_hash.hex(), choice.finish_reason, {}};
+    to = {choice.token_ids,
+          choice.logprob_hash.hex(),
+          choice.finish_reason,
+          {},
+          result.cached_tokens};
     if (!choice.logprobs) return;
     for (const TokenLogprob& token : *choice.logprobs)
       to.top.insert(to.top.end(), token.top.begin(), token.top.end());

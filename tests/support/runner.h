@@ -42,6 +42,7 @@ struct RunOptions {
   uint64_t seed = 0;
   bool pipelined = false;
   bool graphs = false;
+  bool prefix_caching = false;
 };
 
 MemoryPlan plan_for(const LoadedModel& loaded, const RunOptions& options);
@@ -71,6 +72,7 @@ struct BatchResult {
   std::string logprob_hash;
   std::string finish_reason;
   std::vector<std::pair<int32_t, float>> top;  // of all tokens, one behind the other
+  int32_t cached_tokens = 0;
   bool operator==(const BatchResult&) const = default;
 };
 
