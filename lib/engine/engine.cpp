@@ -250,7 +250,7 @@ void Engine::step(const Sink& sink) {
   const double start = now_ms();
   // A step is planned before the tokens of the last are known, but for penalties, which need them.
   const bool ahead = launch() && pipelined_ && following_ == 0;
-  if (launched_.size() > (ahead ? 1 : 0)) collect(sink);
+  while (launched_.size() > (ahead ? 1 : 0)) collect(sink);
   times_.total_seconds += (now_ms() - start) / 1000;
 }
 

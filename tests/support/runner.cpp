@@ -122,19 +122,22 @@ BatchRun run_requests(LoadedModel& loaded, const RunOptions& options,
     for (const TokenLogprob& token : *choice.logprobs)
       to.top.insert(to.top.end(), token.top.begin(), token.top.end());
   };
-  for (size_t place = 0; place < requests.size(); ++place) {
-    const size_t i = order.empty() ? place : order[place];
+  size_t place = 0;
+  const auto request_at = [&](size_t at) { return order.empty() ? at : order[at]; };
+  const auto add_next = [&] {
+    const size_t i = request_at(place);
     Request request;
-    request.index = static_cast<int64_t>(place);
+    request.index = static_cast<int64_t>(place++);
     request.line = request.index + 1;
     request.id = i;
     request.prompt = requests[i].prompt;
     request.sampling = requests[i].sampling;
     engine.add(std::move(request), sink);
-  }
+  };
   // Preemption may compute tokens again, but never without end.
-  for (int64_t steps = 0; engine.has_work(); ++steps) {
+  for (int64_t steps = 0; place < requests.size() || engine.has_work(); ++steps) {
     if (steps > 200000) fail("the batch does not end");
+    while (place < requests.size() && requests[request_at(place)].arrival <= steps) add_next();
     engine.step(sink);
   }
   run.stats = engine.scheduler_stats();

@@ -65,6 +65,7 @@ class LogitsRunner {
 struct BatchRequest {
   std::vector<int32_t> prompt;
   SamplingParams sampling;
+  int64_t arrival = 0;  // in steps; never before those in front of it
 };
 
 struct BatchResult {
