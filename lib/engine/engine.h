@@ -73,8 +73,6 @@ class Engine {
     double start;  // of planning, ms
   };
 
-  std::vector<int32_t> tokenize(const Request& request) const;
-  void add_bos(AddBos how, std::vector<int32_t>& ids) const;
   std::string prompt_text(const Request& request) const;
   bool launch();
   void collect(const Sink& sink);
