@@ -26,6 +26,14 @@ TEST_CASE("Draws are those of CPython, from a set and from a list") {
   CHECK(random.sample(70000, 5) == Draw{43713, 18844, 61974, 49459, 21903});
 }
 
+// Where the two ways part: the largest list and the smallest set, of seeds that tell them apart.
+TEST_CASE("A list and a set are drawn from on the sides of CPython's limit") {
+  CHECK(PythonRandom(2).sample(21, 5) == Draw{1, 2, 19, 11, 5});
+  CHECK(PythonRandom(2).sample(22, 5) == Draw{1, 2, 11, 5, 21});
+  CHECK(PythonRandom(3).sample(85, 8) == Draw{30, 75, 69, 16, 47, 77, 60, 74});
+  CHECK(PythonRandom(2).sample(86, 8) == Draw{7, 11, 10, 46, 21, 85, 39, 32});
+}
+
 TEST_CASE("More than there are cannot be drawn") {
   PythonRandom random(1234);
   CHECK_THROWS_AS(random.sample(4, 5), Error);
