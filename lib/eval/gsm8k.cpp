@@ -80,6 +80,9 @@ OrderedJson describe(const Gsm8kOptions& options, const EvalQuestion& question) 
   config["description"] = "";
   config["target_delimiter"] = " ";
   config["fewshot_delimiter"] = "\n\n";
+  config["fewshot_config"] = {{"sampler", "default"}, {"split", "train"}};
+  for (const char* key : {"doc_to_text", "doc_to_target", "fewshot_delimiter", "target_delimiter"})
+    config["fewshot_config"][key] = config[key];
   config["num_fewshot"] = options.num_fewshot;
   config["output_type"] = "generate_until";
   config["generation_kwargs"] = generation_arguments(question);

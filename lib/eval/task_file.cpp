@@ -18,6 +18,8 @@ OrderedJson doc_of(const Request& request) {
 EvalQuestion question_of(Request request, const std::string& path) {
   const std::string what = fmt::format("{}:{}", path, request.line);
   if (!request.answer) fail("{}: field 'answer': expected a string, found nothing", what);
+  if (request.sampling.n > 1)
+    fail("{}: field 'n': expected 1, as one answer is scored, found {}", what, request.sampling.n);
   EvalQuestion question{.id = request.id,
                         .doc = doc_of(request),
                         .target = *request.answer,

@@ -109,6 +109,8 @@ TEST_CASE("Lines with answers are a task, and one without is refused") {
   CHECK(task(good, 2).available == 4);
   CHECK(error_text([&] { task(good + "{\"prompt\": \"x\"}\n"); }) ==
         "dir/sums.jsonl:6: field 'answer': expected a string, found nothing");
+  CHECK(error_text([&] { task("{\"prompt\": \"x\", \"answer\": \"1\", \"n\": 2}\n"); }) ==
+        "dir/sums.jsonl:1: field 'n': expected 1, as one answer is scored, found 2");
   CHECK(error_text([&] { task("\n"); }) ==
         "dir/sums.jsonl: expected at least one question, found none");
 }
