@@ -10,6 +10,7 @@ namespace mla {
 using Command = std::function<int()>;
 
 Command add_run(CLI::App& app);
+Command add_eval(CLI::App& app);
 Command add_compare(CLI::App& app);
 Command add_merge(CLI::App& app);
 Command add_plan(CLI::App& app);

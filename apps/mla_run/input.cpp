@@ -24,6 +24,9 @@ Input::Input(const std::string& path, bool twice) : path_(path) {
   }
 }
 
+Input::Input(std::string path, std::string text)
+    : path_(std::move(path)), kept_(std::move(text)), scan_(scan_text(*kept_)) {}
+
 std::istream& Input::open() {
   if (kept_) {
     stream_ = std::make_unique<std::istringstream>(*kept_);

@@ -15,11 +15,15 @@ namespace mla {
 class Input {
  public:
   Input(const std::string& path, bool twice);
+  // `text` in place of a file that need not be there.
+  Input(std::string path, std::string text);
   std::istream& open();
   // Throws Error where standard input ended in an error: std::cin takes that for the end.
   void check_read() const;
   // What a file has; nothing of a stream.
   const std::optional<InputScan>& scan() const { return scan_; }
+  // What is kept to be read again; nothing of a file.
+  const std::optional<std::string>& kept() const { return kept_; }
 
  private:
   std::unique_ptr<std::istream> open_file() const;

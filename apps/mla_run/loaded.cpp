@@ -64,7 +64,7 @@ void load(const EngineFlags& flags, bool quiet, Progress& progress, Loaded& load
   const auto start = Clock::now();
   if (!quiet)
     for (const MemoryPlan& plan : loaded.plans) say("{}", to_text(plan));
-  loaded.text = load_text_files(flags.model);
+  if (!loaded.text.tokenizer) loaded.text = load_text_files(flags.model);
   if (loaded.checkpoint) {
     const uint64_t bytes = loaded.checkpoint->total_bytes();
     const auto weights_start = Clock::now();

@@ -37,8 +37,8 @@ struct Loaded {
 // is refused here.
 std::unique_ptr<Loaded> prepare(const EngineFlags& flags);
 
-// Loads the weights and the tokenizer, makes the model and warms it up. Prints the plans unless
-// `quiet`. Throws Interrupted after a signal.
+// Loads the weights and, where it is not there yet, the tokenizer, makes the model and warms it up.
+// Prints the plans unless `quiet`. Throws Interrupted after a signal.
 void load(const EngineFlags& flags, bool quiet, Progress& progress, Loaded& loaded);
 
 }  // namespace mla

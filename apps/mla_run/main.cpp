@@ -26,6 +26,7 @@ struct CommandLine {
     app.set_version_flag("--version", "mla-run " MLA_VERSION);
     app.require_subcommand(1);
     add("run", "Generate for every line of a JSONL file (the default command)", mla::add_run);
+    add("eval", "Ask the questions of GSM8K, or of a file, and score the answers", mla::add_eval);
     add("compare", "Two finished runs: tokens, log-probabilities, accuracy, timing",
         mla::add_compare);
     add("merge", "Outputs of shards, put back into input order, checked to be complete",
@@ -34,7 +35,7 @@ struct CommandLine {
     add("inspect", "Check a checkpoint: config, index, shapes, dtypes, missing or extra tensors",
         mla::add_inspect);
     add("bench", "Measure synthetic work: prefill, decode or both", mla::add_bench);
-    for (const char* name : {"run", "plan", "bench"})
+    for (const char* name : {"run", "eval", "plan", "bench"})
       mla::add_config_option(*app.get_subcommand(name));
   }
   void add(const char* name, const char* what, mla::Command (*make)(CLI::App&)) {

@@ -312,7 +312,7 @@ uint64_t parse_size(const std::string& text, const char* option) {
 }
 
 std::vector<std::string> normalize_arguments(std::vector<std::string> arguments) {
-  static const std::set<std::string> kCommands = {"run",  "compare", "merge",
+  static const std::set<std::string> kCommands = {"run",  "eval",    "compare", "merge",
                                                   "plan", "inspect", "bench"};
   static const std::set<std::string> kTopLevel = {"-h", "--help", "--version"};
   std::vector<std::string> result;

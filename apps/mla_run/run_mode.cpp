@@ -96,15 +96,6 @@ int64_t peak_memory_bytes() {
   return static_cast<int64_t>(usage.ru_maxrss) * 1024;
 }
 
-ReaderOptions reader_options(const RunFlags& flags, const Loaded& loaded) {
-  ReaderOptions options;
-  options.defaults = flags.sampling.params(loaded.config.vocab_size);
-  options.model = fs::absolute(flags.engine.model).lexically_normal().string();
-  options.vocab_size = loaded.config.vocab_size;
-  options.has_tokenizer = loaded.text.tokenizer.has_value();
-  return options;
-}
-
 // The indices of the records that an earlier run has finished.
 std::unordered_set<int64_t> finished_indices(const EarlierOutput& earlier) {
   std::unordered_set<int64_t> indices;
@@ -114,6 +105,15 @@ std::unordered_set<int64_t> finished_indices(const EarlierOutput& earlier) {
 }
 
 }  // namespace
+
+ReaderOptions reader_options(const RunFlags& flags, const Loaded& loaded) {
+  ReaderOptions options;
+  options.defaults = flags.sampling.params(loaded.config.vocab_size);
+  options.model = fs::absolute(flags.engine.model).lexically_normal().string();
+  options.vocab_size = loaded.config.vocab_size;
+  options.has_tokenizer = loaded.text.tokenizer.has_value();
+  return options;
+}
 
 ModeRun::ModeRun(const RunFlags& flags, const Loaded& loaded, const MemoryPlan& plan,
                  const Input& input, std::string dir)

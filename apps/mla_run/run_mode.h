@@ -27,6 +27,9 @@ struct RunFlags {
   bool to_stdout() const { return output == "-"; }
 };
 
+// How a run reads its requests.
+ReaderOptions reader_options(const RunFlags& flags, const Loaded& loaded);
+
 class ModeRun {
  public:
   // `dir`: "" for standard output. With --resume it looks at what is there: throws UsageError where

@@ -15,7 +15,7 @@ namespace mla {
 namespace {
 
 constexpr const char* kPrefix = "MLA_RUN_";
-constexpr const char* kCommands[] = {"run", "plan", "bench"};
+constexpr const char* kCommands[] = {"run", "eval", "plan", "bench"};
 
 struct Setting {
   std::vector<std::string> values;
@@ -77,7 +77,7 @@ SettingMap config_file(const CLI::App& app, const CLI::App& command, const std::
     const std::string source = fmt::format("{}: line {}", path, entry.line);
     const bool is_command = std::count(std::begin(kCommands), std::end(kCommands), entry.section);
     if (!entry.section.empty() && !is_command)
-      usage_fail("--config: {}: expected a section run, plan or bench, found '{}'", source,
+      usage_fail("--config: {}: expected a section run, eval, plan or bench, found '{}'", source,
                  entry.section);
     const bool known =
         is_command ? has_option(*app.get_subcommand(entry.section), name) : is_known(app, name);

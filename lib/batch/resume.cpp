@@ -107,6 +107,14 @@ InputScan scan_input(const std::string& path) {
   return {.sha256 = hash.hex(), .bytes = hash.bytes(), .records = lines.finish()};
 }
 
+InputScan scan_text(std::string_view text) {
+  Sha256 hash;
+  LineCounter lines;
+  hash.update(text);
+  lines.add(text);
+  return {.sha256 = hash.hex(), .bytes = hash.bytes(), .records = lines.finish()};
+}
+
 std::string Shard::name() const { return fmt::format("{}/{}", index, count); }
 
 std::optional<Shard> parse_shard(std::string_view text) {

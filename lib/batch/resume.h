@@ -20,6 +20,7 @@ struct InputScan {
   int64_t records = 0;  // lines that are not blank
 };
 InputScan scan_input(const std::string& path);
+InputScan scan_text(std::string_view text);
 
 // The I of N of --shard: it has the records whose index is I modulo N.
 struct Shard {

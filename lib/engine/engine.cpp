@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "lib/base/error.h"
+#include "lib/batch/prompt_tokens.h"
 #include "lib/engine/logit_edits.h"
 
 namespace mla {
@@ -69,26 +70,6 @@ bool is_unserved(const SamplingParams& s) { return s.n > 1; }
 
 }  // namespace
 
-std::vector<int32_t> Engine::tokenize(const Request& request) const {
-  if (const auto* ids = std::get_if<std::vector<int32_t>>(&request.prompt)) return *ids;
-  if (!text_.tokenizer) fail("a text prompt needs a tokenizer.json, and the checkpoint has none");
-  if (const auto* messages = std::get_if<std::vector<ChatMessage>>(&request.prompt)) {
-    if (!text_.chat_template) fail("messages need a chat template, and the checkpoint has none");
-    return text_.tokenizer->encode(text_.chat_template->render(*messages));
-  }
-  std::vector<int32_t> ids = text_.tokenizer->encode(std::get<std::string>(request.prompt));
-  add_bos(request.sampling.add_bos, ids);
-  return ids;
-}
-
-void Engine::add_bos(AddBos how, std::vector<int32_t>& ids) const {
-  if (how == AddBos::never) return;
-  if (how == AddBos::automatic && !text_.tokenizer->add_bos()) return;
-  const int32_t bos = text_.tokenizer->bos_id();
-  if (bos < 0 && how == AddBos::always) fail("a BOS is asked for, and the tokenizer has none");
-  if (bos >= 0 && (ids.empty() || ids.front() != bos)) ids.insert(ids.begin(), bos);
-}
-
 std::string Engine::prompt_text(const Request& request) const {
   if (const auto* text = std::get_if<std::string>(&request.prompt)) return *text;
   const auto* ids = std::get_if<std::vector<int32_t>>(&request.prompt);
@@ -100,7 +81,8 @@ void Engine::add(Request request, const Sink& sink) {
     return sink(make_bad_line(request, error_code::kUnsupported, "n > 1 is not served yet"));
   std::vector<int32_t> tokens;
   try {
-    tokens = tokenize(request);
+    tokens = prompt_tokens(request.prompt, request.sampling.add_bos, text_.tokenizer,
+                           text_.chat_template);
     for (const int32_t token : tokens)
       if (token < 0 || token >= config_.vocab_size)
         fail("the prompt has token {}, expected ids in [0, {})", token, config_.vocab_size);

@@ -75,8 +75,6 @@ class Engine {
     double start;  // of planning, ms
   };
 
-  std::vector<int32_t> tokenize(const Request& request) const;
-  void add_bos(AddBos how, std::vector<int32_t>& ids) const;
   std::string prompt_text(const Request& request) const;
   PrefixReuse reuse_of(const SamplingParams& sampling) const;
   bool launch();

@@ -13,6 +13,7 @@ namespace mla {
 namespace {
 
 constexpr size_t kListed = 10;  // ids and divergences that a report lists
+constexpr size_t kShown = 32;   // characters of a text on either side of a divergence
 
 std::optional<bool> is_right(const OutputRecord& record) {
   if (!record.ok || !record.answer || !record.choices[0].text) return std::nullopt;
@@ -54,6 +55,37 @@ void compare_logprobs(const OutputChoice& a, const OutputChoice& b, size_t commo
   }
 }
 
+bool begins_character(const std::string& text, size_t at) {
+  return at >= text.size() || (static_cast<unsigned char>(text[at]) & 0xc0) != 0x80;
+}
+
+// At most kShown characters from `begin` on.
+std::string first_characters(const std::string& text, size_t begin) {
+  size_t end = begin;
+  for (size_t count = 0; end < text.size() && count < kShown; ++count)
+    for (++end; !begins_character(text, end);) ++end;
+  return text.substr(begin, end - begin) + (end < text.size() ? "…" : "");
+}
+
+// At most kShown characters before `end`.
+std::string last_characters(const std::string& text, size_t end) {
+  size_t begin = end;
+  for (size_t count = 0; begin > 0 && count < kShown; ++count)
+    for (--begin; begin > 0 && !begins_character(text, begin);) --begin;
+  return (begin > 0 ? "…" : "") + text.substr(begin, end - begin);
+}
+
+void show_texts(const OutputChoice& a, const OutputChoice& b, Divergence& divergence) {
+  if (!a.text || !b.text || *a.text == *b.text) return;
+  auto at = static_cast<size_t>(
+      std::mismatch(a.text->begin(), a.text->end(), b.text->begin(), b.text->end()).first -
+      a.text->begin());
+  while (at > 0 && !(begins_character(*a.text, at) && begins_character(*b.text, at))) --at;
+  divergence.text_before = last_characters(*a.text, at);
+  divergence.text_a = first_characters(*a.text, at);
+  divergence.text_b = first_characters(*b.text, at);
+}
+
 // How many tokens the two begin with alike.
 size_t common_tokens(const OutputChoice& a, const OutputChoice& b) {
   return static_cast<size_t>(
@@ -93,6 +125,7 @@ void compare_choices(const OutputRecord& a, const OutputRecord& b, CompareReport
     first = divergence(of_a, of_b, common);
     first->id = b.id;
     first->choice = static_cast<int64_t>(i);
+    show_texts(of_a, of_b, *first);
   }
   report.token_identical += first ? 0 : 1;
   report.logprob_identical += !first && same_hashes ? 1 : 0;

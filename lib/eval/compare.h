@@ -35,6 +35,9 @@ struct Divergence {
   std::optional<int32_t> token_b;
   // Logprob of the best token minus that of the second; absent without logprobs >= 2.
   std::optional<double> margin_a, margin_b;
+  // Where the texts part: the last characters they share and the first of each behind that, with an
+  // ellipsis where there are more. Absent where a text is, or where they are the same.
+  std::optional<std::string> text_before, text_a, text_b;
 };
 
 struct CompareReport {

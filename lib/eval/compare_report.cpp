@@ -55,6 +55,9 @@ OrderedJson divergence_json(const Divergence& d) {
   j["token_b"] = or_null(d.token_b);
   j["margin_a"] = or_null(d.margin_a);
   j["margin_b"] = or_null(d.margin_b);
+  j["text_before"] = or_null(d.text_before);
+  j["text_a"] = or_null(d.text_a);
+  j["text_b"] = or_null(d.text_b);
   return j;
 }
 
@@ -83,6 +86,9 @@ std::string timing_text(const CompareReport& report) {
   return text;
 }
 
+// On one line.
+std::string quoted(const std::string& text) { return Json(text).dump(); }
+
 std::string divergences_text(const CompareReport& report) {
   std::string text;
   const auto token = [](const std::optional<int32_t>& t) {
@@ -95,6 +101,9 @@ std::string divergences_text(const CompareReport& report) {
     text += fmt::format("  {}{} at token {}: A {}, B {}; top-2 margin A {}, B {}\n", d.id.dump(),
                         d.choice > 0 ? fmt::format(" choice {}", d.choice) : "", d.position,
                         token(d.token_a), token(d.token_b), margin(d.margin_a), margin(d.margin_b));
+    if (d.text_before)
+      text += fmt::format("    behind {}: A {}, B {}\n", quoted(*d.text_before), quoted(*d.text_a),
+                          quoted(*d.text_b));
   }
   return text.empty() ? text : "first divergences:\n" + text;
 }

@@ -20,6 +20,8 @@ class ChatTemplate {
   static ChatTemplate load(const std::string& model_dir, std::string config_template,
                            std::string bos_text, std::string eos_text);
 
+  const std::string& text() const { return text_; }  // of the template; "": none
+
   // True where render() knows the template.
   bool usable() const;
 

@@ -58,7 +58,8 @@ TEST_CASE("The prompts of the tests give the same bits in both modes and at leas
 TEST_CASE("One changed token makes the comparison exit 4") {
   TempDir dir;
   write_text(dir / "p.jsonl", "{\"prompt\": \"one two three\"}\n{\"prompt\": \"four\"}\n");
-  REQUIRE(run_program(dir, kModel + "-o " + (dir / "a") + " " + (dir / "p.jsonl")).exit_code == 0);
+  REQUIRE(run_program(dir, kModel + "--logprobs 2 -o " + (dir / "a") + " " + (dir / "p.jsonl"))
+              .exit_code == 0);
   fs::copy(dir / "a", dir / "b");
   CHECK(
       run_program(dir, "compare --json " + (dir / "c.json") + " " + (dir / "a") + " " + (dir / "b"))
@@ -66,11 +67,21 @@ TEST_CASE("One changed token makes the comparison exit 4") {
   std::string text = read_file(dir / "b/outputs.jsonl");
   const size_t at = text.find("\"token_ids\":[") + 13;
   text.replace(at, text.find(',', at) - at, "7");
+  text.insert(text.find("\"text\":\"") + 8, "other ");
   write_text(dir / "b/outputs.jsonl", text);
   const ProcessResult result = run_program(
       dir, "compare --json " + (dir / "c.json") + " " + (dir / "a") + " " + (dir / "b"));
   CHECK(result.exit_code == 4);
   CHECK(has(result.out, "1 of 2"));
+  const Json report = parse_json(read_file(dir / "c.json"), "c.json");
+  const Json& divergence = report.at("divergences").at(0);
+  CHECK(divergence.at("position") == 0);
+  CHECK(divergence.at("token_b") == 7);
+  CHECK(divergence.at("margin_a").is_number());
+  CHECK(divergence.at("text_b").get<std::string>().starts_with("other "));
+  CHECK(has(result.out, "1 at token 0: A "));
+  CHECK(has(result.out, ", B \"other "));
+  CHECK(!has(result.out, "not known"));
 }
 
 TEST_CASE(

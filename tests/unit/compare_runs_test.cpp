@@ -154,6 +154,57 @@ TEST_CASE("another token is found with its place and margin") {
   CHECK(has(to_text(r, 1.0), "\nFAIL"));
 }
 
+TEST_CASE("a divergence shows both texts about where they part") {
+  Pair pair;
+  const std::string before = "Sixty-four marbles, ünd so he has ",
+                    behind = " marbles left, he says…";
+  pair.a.results[2].choices[0].text = before + "12" + behind;
+  pair.b.results[2].choices[0].text = before + "13" + behind;
+  FakeRun::retoken(pair.b.results[2], {200, 201, 77, 203}, -0.5f);
+  FakeRun::retoken(pair.b.results[3], {300, 301, 302, 9}, -0.5f);
+  pair.b.results[3].choices[0].text =
+      pair.a.results[3].choices[0].text;  // a token that has no text
+  FakeRun::retoken(pair.b.results[1], {100, 101, 102, 9}, -0.5f);
+  pair.b.results[1].choices[0].text.reset();
+  FakeRun::retoken(pair.b.results[0], {0, 1}, -0.5f);
+  pair.b.results[0].choices[0].text = "the answ";
+  const CompareReport r = pair.report();
+  REQUIRE(r.divergences.size() == 4);
+  const Divergence& d = r.divergences[2];
+  CHECK(d.text_before == "…ty-four marbles, ünd so he has 1");
+  CHECK(d.text_a == "2 marbles left, he says…");
+  CHECK(d.text_b == "3 marbles left, he says…");
+  CHECK(r.divergences[0].text_before == "the answ");
+  CHECK(r.divergences[0].text_a == "er is 10");
+  CHECK(r.divergences[0].text_b == "");
+  CHECK_FALSE(r.divergences[1].text_before);
+  CHECK_FALSE(r.divergences[3].text_before);
+  CHECK(has(to_text(r, 1.0),
+            "at token 2: A 202, B 77; top-2 margin A 0.25, B 0.25\n    behind \"…ty-four marbles, "
+            "ünd so he "
+            "has 1\": A \"2 marbles left, he says…\", B \"3 marbles left, he says…\"\n"));
+  const OrderedJson j = to_json(r, 1.0)["divergences"];
+  CHECK(j[2]["text_b"] == "3 marbles left, he says…");
+  CHECK(j[1]["text_before"].is_null());
+}
+
+TEST_CASE("texts that part within a character are shown from its beginning") {
+  Pair pair;
+  FakeRun::retoken(pair.b.results[2], {200, 77}, -0.5f);
+  pair.a.results[2].choices[0].text = "x é";   // c3 a9
+  pair.b.results[2].choices[0].text = "x è!";  // c3 a8
+  const std::string longer(100, 'y');
+  pair.a.results[3].choices[0].text = "z" + longer;
+  pair.b.results[3].choices[0].text = "a" + longer;
+  FakeRun::retoken(pair.b.results[3], {77}, -0.5f);
+  const CompareReport r = pair.report();
+  CHECK(r.divergences.at(0).text_before == "x ");
+  CHECK(r.divergences.at(0).text_a == "é");
+  CHECK(r.divergences.at(0).text_b == "è!");
+  CHECK(r.divergences.at(1).text_before == "");
+  CHECK(r.divergences.at(1).text_a == "z" + longer.substr(0, 31) + "…");
+}
+
 TEST_CASE("an output that is a beginning of the other is different") {
   Pair pair;
   FakeRun::retoken(pair.b.results[0], {0, 1}, -0.5f);

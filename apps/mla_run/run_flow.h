@@ -1,0 +1,34 @@
+// What run and eval have in common: one run of the requests in each mode asked for, how it ends,
+// and with both the comparison.
+#pragma once
+
+#include <deque>
+#include <functional>
+
+#include "apps/mla_run/run_mode.h"
+
+namespace mla {
+
+// How a run goes on, shows itself and is judged: --resume to --min-match.
+void add_flow_options(CLI::App& app, RunFlags& flags);
+
+// What can be said without opening anything. Throws UsageError.
+void check_flags(const RunFlags& flags);
+
+// The modes in the order they run, looked at but not opened.
+std::deque<ModeRun> make_modes(const RunFlags& flags, const Loaded& loaded, const Input& input);
+
+// Opens the outputs, loads the weights where there is something to run, and runs. `opened` is
+// called once the outputs are there. True when every line was answered. On an exception run.json
+// says it.
+bool run_modes(const RunFlags& flags, Loaded& loaded, Input& input, std::deque<ModeRun>& modes,
+               Progress& progress, const std::function<void()>& opened = {});
+
+// Of both: prints the comparison and writes compare.json. Returns kExitOk or kExitThreshold.
+int compare_modes(const RunFlags& flags, const std::deque<ModeRun>& modes);
+
+// `all` with the flags checked and signals noted. What ends it early becomes a message and an exit
+// code: --fail-fast, a signal.
+int run_guarded(const RunFlags& flags, const std::function<int()>& all);
+
+}  // namespace mla
