@@ -8,6 +8,7 @@
 #include "apps/mla_run/interrupt.h"
 #include "lib/batch/output.h"
 #include "lib/eval/compare.h"
+#include "lib/report/report.h"
 
 namespace mla {
 
@@ -27,6 +28,9 @@ void add_flow_options(CLI::App& app, RunFlags& flags) {
   app.add_option("--min-match", flags.min_match,
                  "With both: exit 4 when a smaller share of tokens or logprob hashes is identical")
       ->capture_default_str();
+  app.add_option("--html", flags.html,
+                 "With both: where to write the comparison as a page; default report.html in the "
+                 "output folder");
 }
 
 void check_flags(const RunFlags& flags) {
@@ -35,6 +39,8 @@ void check_flags(const RunFlags& flags) {
     usage_fail("--chunked-prefill both writes two runs: give --output a folder");
   if (!(flags.min_match >= 0 && flags.min_match <= 1))
     usage_fail("--min-match: expected a number in [0, 1], found {}", flags.min_match);
+  if (!flags.html.empty() && flags.engine.chunked != "both")
+    usage_fail("--html: expected --chunked-prefill both with it, found {}", flags.engine.chunked);
   if (!flags.shard.empty() && !parse_shard(flags.shard))
     usage_fail("--shard: expected I/N with 0 <= I < N, found '{}'", flags.shard);
   if (!flags.resume) return;
@@ -92,6 +98,8 @@ int compare_modes(const RunFlags& flags, const std::deque<ModeRun>& modes) {
   const CompareReport report = compare_runs(modes[0].dir(), modes[1].dir());
   write_file_atomically(flags.output + "/compare.json",
                         to_json(report, flags.min_match).dump(2) + "\n");
+  const std::string page = flags.html.empty() ? flags.output + "/report.html" : flags.html;
+  write_file_atomically(page, report_html(report, flags.min_match));
   fmt::print("{}", to_text(report, flags.min_match));
   // No request in either run: every line was answered.
   const bool nothing = report.a.requests == 0 && report.b.requests == 0;

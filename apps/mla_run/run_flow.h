@@ -24,7 +24,7 @@ std::deque<ModeRun> make_modes(const RunFlags& flags, const Loaded& loaded, cons
 bool run_modes(const RunFlags& flags, Loaded& loaded, Input& input, std::deque<ModeRun>& modes,
                Progress& progress, const std::function<void()>& opened = {});
 
-// Of both: prints the comparison and writes compare.json. Returns kExitOk or kExitThreshold.
+// Of both: prints the comparison, writes compare.json and the page. Returns kExitOk or kExitThreshold.
 int compare_modes(const RunFlags& flags, const std::deque<ModeRun>& modes);
 
 // `all` with the flags checked and signals noted. What ends it early becomes a message and an exit

@@ -23,6 +23,7 @@ struct RunFlags {
   int64_t limit = -1;
   bool overwrite = false, resume = false, fail_fast = false, quiet = false;
   double min_match = 1.0;
+  std::string html;  // where the page of both goes; "": report.html in the output folder
 
   bool to_stdout() const { return output == "-"; }
 };

@@ -267,6 +267,12 @@ class Page {
     for (const Divergence& d : r_.divergences) {
       out_ += "<tr>" + cell(escape_html(d.id.dump()) + fmt::format(", {}", d.position));
       out_ += token_cell(d.token_a, d.margin_a) + token_cell(d.token_b, d.margin_b) + "</tr>";
+      if (!d.text_before) continue;
+      const auto text = [&](const std::optional<std::string>& rest) {
+        return "<td class=text>" + escape_html(*d.text_before) + "<mark>" +
+               escape_html(rest.value_or("")) + "</mark></td>";
+      };
+      out_ += "<tr><td></td>" + text(d.text_a) + text(d.text_b) + "</tr>";
     }
     out_ += "</tbody></table></div>";
   }
@@ -342,8 +348,8 @@ RequestTimes read_request_times(const std::string& path) {
   return times;
 }
 
-std::string report_html(const CompareReport& report, double min_match, const RequestTimes& a,
-                        const RequestTimes& b) {
+std::string report_html(const CompareReport& report, double min_match) {
+  const RequestTimes a = read_request_times(report.a.path), b = read_request_times(report.b.path);
   return Page(report, min_match, a, b).html();
 }
 

@@ -17,7 +17,7 @@ struct RequestTimes {
 // Of a run's outputs.jsonl, records of either form. Throws Error with path and line.
 RequestTimes read_request_times(const std::string& outputs_path);
 
-std::string report_html(const CompareReport& report, double min_match, const RequestTimes& a,
-                        const RequestTimes& b);
+// Reads both runs' outputs once more for the times. Throws Error where they cannot be read.
+std::string report_html(const CompareReport& report, double min_match);
 
 }  // namespace mla
