@@ -8,8 +8,14 @@
 namespace mla {
 namespace {
 
-constexpr double kWidth = 560, kHeight = 240;
-constexpr double kLeft = 56, kRight = 12, kTop = 10, kBottom = 40;
+constexpr double kWidth = 440, kHeight = 220;
+constexpr double kLeft = 48, kRight = 12, kTop = 10, kBottom = 40;
+
+std::string axis_number(double value) {
+  if (value >= 1e6) return fmt::format("{:g}M", value / 1e6);
+  if (value >= 1e4) return fmt::format("{:g}k", value / 1e3);
+  return short_number(value);
+}
 
 // From values to places of the drawing.
 struct Frame {
@@ -37,12 +43,12 @@ std::string axes(const Frame& frame, const std::string& x_label, const std::stri
     out += fmt::format(R"(<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>)", kLeft,
                        kWidth - kRight, frame.y(tick), frame.y(tick));
     out += fmt::format(R"(<text class="tick" x="{}" y="{:.1f}" text-anchor="end">{}</text>)",
-                       kLeft - 6, frame.y(tick) + 4, short_number(tick));
+                       kLeft - 6, frame.y(tick) + 4, axis_number(tick));
   }
   for (const double tick : frame.x_ticks)
     if (x_numbers)
       out += fmt::format(R"(<text class="tick" x="{:.1f}" y="{}" text-anchor="middle">{}</text>)",
-                         frame.x(tick), kHeight - kBottom + 16, short_number(tick));
+                         frame.x(tick), kHeight - kBottom + 16, axis_number(tick));
   out += fmt::format(R"(<text class="tick" x="{}" y="{}" text-anchor="end">{}</text>)",
                      kWidth - kRight, kHeight - 6, escape_html(x_label));
   out += fmt::format(R"(<text class="tick" x="4" y="{}">{}</text>)", kHeight - 6,

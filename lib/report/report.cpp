@@ -33,7 +33,7 @@ tr.differs td{font-weight:600}
 td.text{text-align:left;font-family:ui-monospace,monospace;font-size:13px;white-space:pre-wrap;
 overflow-wrap:anywhere}
 .grid2{display:grid;gap:16px;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr))}
-.card{background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:10px 12px}
+.card{max-width:640px;background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:10px 12px}
 .card h3{font-size:14px;margin:0 0 6px}
 svg{width:100%;height:auto;display:block}
 svg .grid{stroke:var(--rule);stroke-width:1}svg .tick{fill:var(--soft);font-size:12px}
