@@ -9,7 +9,7 @@
 
 namespace mla {
 
-enum class Shard : uint8_t {
+enum class ShardAxis : uint8_t {
   none,     // replicated
   rows,     // axis 0: heads of q and kv_b, intermediate columns of gate and up, vocabulary
   columns,  // axis 1: o_proj, down_proj
@@ -18,7 +18,7 @@ enum class Shard : uint8_t {
 struct TensorEntry {
   std::string name;            // as the released files name it
   std::vector<int64_t> shape;  // [out, in] of a linear layer
-  Shard shard = Shard::none;
+  ShardAxis shard = ShardAxis::none;
 };
 
 // All of them, in the order of the forward pass. With tie_word_embeddings there is no lm_head.

@@ -54,31 +54,31 @@ TEST_CASE("A model with a query of full rank has these tensors") {
   CHECK(table.back().name == "lm_head.weight");
   const auto map = by_name(table);
   // H 60, N 3, P 24, R 16, V 20, L 40, E 8, I 28, two shared experts, layer 0 dense of width 84.
-  const auto check = [&](const std::string& name, std::vector<int64_t> shape, Shard shard) {
+  const auto check = [&](const std::string& name, std::vector<int64_t> shape, ShardAxis shard) {
     INFO(name);
     REQUIRE(map.contains(name + ".weight"));
     CHECK(map.at(name + ".weight").shape == shape);
     CHECK(map.at(name + ".weight").shard == shard);
   };
-  check("model.embed_tokens", {96, 60}, Shard::none);
-  check("model.layers.0.input_layernorm", {60}, Shard::none);
-  check("model.layers.0.self_attn.q_proj", {120, 60}, Shard::rows);
-  check("model.layers.0.self_attn.kv_a_proj_with_mqa", {56, 60}, Shard::none);
-  check("model.layers.0.self_attn.kv_a_layernorm", {40}, Shard::none);
-  check("model.layers.0.self_attn.kv_b_proj", {132, 40}, Shard::rows);
-  check("model.layers.0.self_attn.o_proj", {60, 60}, Shard::columns);
-  check("model.layers.0.post_attention_layernorm", {60}, Shard::none);
-  check("model.layers.0.mlp.gate_proj", {84, 60}, Shard::rows);
-  check("model.layers.0.mlp.up_proj", {84, 60}, Shard::rows);
-  check("model.layers.0.mlp.down_proj", {60, 84}, Shard::columns);
-  check("model.layers.1.mlp.gate", {8, 60}, Shard::none);
-  check("model.layers.1.mlp.experts.0.gate_proj", {28, 60}, Shard::rows);
-  check("model.layers.2.mlp.experts.7.up_proj", {28, 60}, Shard::rows);
-  check("model.layers.2.mlp.experts.7.down_proj", {60, 28}, Shard::columns);
-  check("model.layers.2.mlp.shared_experts.gate_proj", {56, 60}, Shard::rows);
-  check("model.layers.2.mlp.shared_experts.down_proj", {60, 56}, Shard::columns);
-  check("model.norm", {60}, Shard::none);
-  check("lm_head", {96, 60}, Shard::rows);
+  check("model.embed_tokens", {96, 60}, ShardAxis::none);
+  check("model.layers.0.input_layernorm", {60}, ShardAxis::none);
+  check("model.layers.0.self_attn.q_proj", {120, 60}, ShardAxis::rows);
+  check("model.layers.0.self_attn.kv_a_proj_with_mqa", {56, 60}, ShardAxis::none);
+  check("model.layers.0.self_attn.kv_a_layernorm", {40}, ShardAxis::none);
+  check("model.layers.0.self_attn.kv_b_proj", {132, 40}, ShardAxis::rows);
+  check("model.layers.0.self_attn.o_proj", {60, 60}, ShardAxis::columns);
+  check("model.layers.0.post_attention_layernorm", {60}, ShardAxis::none);
+  check("model.layers.0.mlp.gate_proj", {84, 60}, ShardAxis::rows);
+  check("model.layers.0.mlp.up_proj", {84, 60}, ShardAxis::rows);
+  check("model.layers.0.mlp.down_proj", {60, 84}, ShardAxis::columns);
+  check("model.layers.1.mlp.gate", {8, 60}, ShardAxis::none);
+  check("model.layers.1.mlp.experts.0.gate_proj", {28, 60}, ShardAxis::rows);
+  check("model.layers.2.mlp.experts.7.up_proj", {28, 60}, ShardAxis::rows);
+  check("model.layers.2.mlp.experts.7.down_proj", {60, 28}, ShardAxis::columns);
+  check("model.layers.2.mlp.shared_experts.gate_proj", {56, 60}, ShardAxis::rows);
+  check("model.layers.2.mlp.shared_experts.down_proj", {60, 56}, ShardAxis::columns);
+  check("model.norm", {60}, ShardAxis::none);
+  check("lm_head", {96, 60}, ShardAxis::rows);
   // Embedding, head, last norm; 7 a layer outside the mlp; 3 dense; gate, 8·3 and 3 in each MoE.
   CHECK(map.size() == 3 + 3 * 7 + 3 + 2 * (1 + 24 + 3));
 }
@@ -86,10 +86,10 @@ TEST_CASE("A model with a query of full rank has these tensors") {
 TEST_CASE("A low-rank query has two projections and a norm between them") {
   const auto map = by_name(table_of("odd_groups"));
   CHECK(map.at("model.layers.0.self_attn.q_a_proj.weight").shape == std::vector<int64_t>{20, 60});
-  CHECK(map.at("model.layers.0.self_attn.q_a_proj.weight").shard == Shard::none);
+  CHECK(map.at("model.layers.0.self_attn.q_a_proj.weight").shard == ShardAxis::none);
   CHECK(map.at("model.layers.0.self_attn.q_a_layernorm.weight").shape == std::vector<int64_t>{20});
   CHECK(map.at("model.layers.0.self_attn.q_b_proj.weight").shape == std::vector<int64_t>{120, 20});
-  CHECK(map.at("model.layers.0.self_attn.q_b_proj.weight").shard == Shard::rows);
+  CHECK(map.at("model.layers.0.self_attn.q_b_proj.weight").shard == ShardAxis::rows);
   CHECK_FALSE(map.contains("model.layers.0.self_attn.q_proj.weight"));
 }
 
