@@ -25,10 +25,6 @@ std::optional<DType> dtype_from(std::string_view name) {
   return std::nullopt;
 }
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  return fmt::format("[{}]", fmt::join(shape, ", "));
-}
-
 // "'a', 'b', 'c' and 7 more".
 std::string list_names(const std::vector<std::string>& names) {
   constexpr size_t kShown = 3;

@@ -38,10 +38,6 @@ unsigned bits_of(std::string_view dtype) {
   return 0;
 }
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  return fmt::format("[{}]", fmt::join(shape, ", "));
-}
-
 std::vector<int64_t> integers(const Json& list, std::string_view field, std::string_view what,
                               const std::string& name) {
   if (!list.is_array())
@@ -173,6 +169,10 @@ struct Descriptor {
 };
 
 }  // namespace
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
 
 std::map<std::string, TensorInfo> SafetensorsFile::parse_header(std::string_view json,
                                                                 uint64_t data_bytes,

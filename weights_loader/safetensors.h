@@ -21,6 +21,9 @@ struct TensorInfo {
   uint64_t end = 0;
 };
 
+// "[2, 3]", for messages.
+std::string shape_text(const std::vector<int64_t>& shape);
+
 class SafetensorsFile {
  public:
   // Maps and checks the file. Throws Error that names file, tensor, what was expected and found:

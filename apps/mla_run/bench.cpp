@@ -1,6 +1,7 @@
 // mla-run bench: synthetic work through the engine, and what the device could do at best.
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>

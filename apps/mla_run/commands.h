@@ -2,8 +2,11 @@
 // program's exit code.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
+
+namespace CLI {
+class App;
+}
 
 namespace mla {
 

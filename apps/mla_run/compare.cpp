@@ -1,6 +1,7 @@
 // mla-run compare A B
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 

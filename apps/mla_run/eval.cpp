@@ -1,6 +1,7 @@
 // mla-run eval: ask the questions of a task in each mode asked for, and score the answers.
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

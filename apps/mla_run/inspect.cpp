@@ -1,6 +1,7 @@
 // mla-run inspect: is this checkpoint what its config says?
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <memory>

@@ -11,10 +11,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 // Other programs may hold a part of the GPU.
 void check_free_memory(const Loaded& loaded) {
   if (loaded.memory.total_bytes == 0) return;

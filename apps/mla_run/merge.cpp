@@ -1,4 +1,5 @@
 // mla-run merge -o OUT DIR DIR…
+#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "apps/mla_run/commands.h"

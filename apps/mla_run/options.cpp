@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <cmath>

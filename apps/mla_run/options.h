@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -12,6 +11,10 @@
 #include "apps/mla_run/device.h"
 #include "lib/batch/request.h"
 #include "lib/engine/memory_plan.h"
+
+namespace CLI {
+class App;
+}
 
 namespace mla {
 

@@ -1,6 +1,7 @@
 // mla-run plan: where the memory would go.
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 

@@ -17,10 +17,6 @@ constexpr auto kRedrawEvery = std::chrono::milliseconds(100);
 constexpr double kUnknown = -1;
 constexpr int kBarWidth = 20;
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 bool is_set(const char* variable) {
   const char* value = std::getenv(variable);
   return value && *value;
@@ -48,6 +44,10 @@ std::string eta_text(double share, double seconds) {
 }
 
 }  // namespace
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 
 Progress::Progress(const std::string& mode, bool quiet)
     : on_(mode == "always" || (mode == "auto" && !quiet)),

@@ -10,6 +10,9 @@
 
 namespace mla {
 
+// On the steady clock.
+double seconds_since(std::chrono::steady_clock::time_point start);
+
 class Progress {
  public:
   // `mode`: auto (as above, nothing with `quiet`), always (with `quiet` too) or never.

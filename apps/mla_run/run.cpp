@@ -1,6 +1,7 @@
 // mla-run run: load once, one run of the file in each mode asked for, and with both the comparison.
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "apps/mla_run/commands.h"

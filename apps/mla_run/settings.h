@@ -2,10 +2,13 @@
 // gives wins over the environment, and that over the file.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <map>
 #include <string>
 #include <vector>
+
+namespace CLI {
+class App;
+}
 
 namespace mla {
 

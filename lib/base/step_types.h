@@ -13,6 +13,9 @@ inline constexpr int kQueryTile = 128;    // new tokens of a request that one pr
 inline constexpr int kDecodeSplit = 256;  // keys of a decode split, at absolute multiples
 inline constexpr int kDecodeGroup = 8;    // splits that are folded before the next ones join
 
+// Pages that hold so many tokens.
+constexpr int64_t pages_of(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
+
 // A cached row of token position p of a request lives in slot
 //   page_table[table_begin + p / kPageTokens] * kPageTokens + p % kPageTokens.
 

@@ -72,7 +72,7 @@ OrderedJson chat_logprobs(const Choice& choice, const Result& result) {
   return {{"content", std::move(content)}, {"refusal", nullptr}};
 }
 
-OrderedJson choice_json(const Choice& choice, size_t index, const Result& result) {
+OrderedJson openai_choice(const Choice& choice, size_t index, const Result& result) {
   const bool chat = result.form == Form::chat;
   OrderedJson text = choice.text ? OrderedJson(*choice.text) : OrderedJson(nullptr);
   OrderedJson j;
@@ -110,7 +110,7 @@ OrderedJson body_json(const Result& result) {
   body["model"] = result.model;
   body["choices"] = OrderedJson::array();
   for (size_t i = 0; i < result.choices.size(); ++i)
-    body["choices"].push_back(choice_json(result.choices[i], i, result));
+    body["choices"].push_back(openai_choice(result.choices[i], i, result));
   body["usage"] = usage_json(result);
   if (result.prompt_token_ids) body["prompt_token_ids"] = *result.prompt_token_ids;
   if (result.prompt_logprobs) body["prompt_logprobs"] = prompt_logprobs_json(result);

@@ -38,8 +38,6 @@ uint64_t count_bytes(const ModelConfig& config, const StepLimits& limits, DType 
   return arena.used();
 }
 
-int64_t pages_of(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
-
 void raise(StepLimits& limits, const StepLimits& other) {
   limits.max_rows = std::max(limits.max_rows, other.max_rows);
   limits.max_seqs = std::max(limits.max_seqs, other.max_seqs);

@@ -13,8 +13,6 @@ namespace {
 constexpr std::array<const char*, 3> kKinds = {"prefill", "decode", "mixed"};
 constexpr int32_t kMaxCount = 1 << 28;
 
-int64_t pages_of(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
-
 int64_t total_steps(const EngineTimes& t) {
   return t.prefill.steps + t.decode.steps + t.mixed.steps;
 }

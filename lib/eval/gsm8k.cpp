@@ -66,7 +66,7 @@ Prompt text_context(const std::vector<const Row*>& shots, const Row& row) {
   return text + row.asked();
 }
 
-OrderedJson describe(const Gsm8kOptions& options, const EvalQuestion& question) {
+OrderedJson describe_question(const Gsm8kOptions& options, const EvalQuestion& question) {
   OrderedJson config;
   config["task"] = "gsm8k";
   config["dataset_path"] = "json";
@@ -127,7 +127,7 @@ EvalTask gsm8k_task(const Gsm8kOptions& options) {
          .stop = kStops,
          .max_tokens = options.max_tokens});
   }
-  if (!task.questions.empty()) task.config = describe(options, task.questions.front());
+  if (!task.questions.empty()) task.config = describe_question(options, task.questions.front());
   return task;
 }
 

@@ -11,7 +11,7 @@ int64_t split_capacity(const StepLimits& limits) {
 PlanBuffers PlanBuffers::carve(Arena& arena, const ModelConfig& c, const StepLimits& limits) {
   PlanBuffers b{};
   const int64_t B = limits.max_rows, S = limits.max_seqs;
-  const int64_t pages = (int64_t{limits.max_model_len} + kPageTokens - 1) / kPageTokens;
+  const int64_t pages = pages_of(limits.max_model_len);
   b.page_table_size = S * pages;
   // A span ends with its request, or fills its pass up to less than a tile.
   b.max_key_spans = 2 * S + int64_t{limits.num_pages} * kPageTokens / kKeyTile + 1;
