@@ -9,7 +9,7 @@ namespace mla {
 namespace {
 
 constexpr double kWidth = 440, kHeight = 220;
-constexpr double kLeft = 48, kRight = 12, kTop = 10, kBottom = 40;
+constexpr double kLeft = 48, kRight = 22, kTop = 10, kBottom = 40;
 
 std::string axis_number(double value) {
   if (value >= 1e6) return fmt::format("{:g}M", value / 1e6);
