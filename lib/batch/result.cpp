@@ -141,19 +141,27 @@ int64_t Result::completion_tokens() const {
                          [](int64_t sum, const Choice& choice) { return sum + choice.tokens(); });
 }
 
-bool is_finite(const Result& result) {
+namespace {
+
+bool all_finite(const std::optional<std::vector<TokenLogprob>>& entries) {
   const auto entry_is_finite = [](const TokenLogprob& entry) {
     return std::isfinite(entry.logprob) &&
            std::all_of(entry.top.begin(), entry.top.end(),
                        [](const auto& pair) { return std::isfinite(pair.second); });
   };
-  const auto all_finite = [&](const std::optional<std::vector<TokenLogprob>>& entries) {
-    return !entries || std::all_of(entries->begin(), entries->end(), entry_is_finite);
-  };
+  return !entries || std::all_of(entries->begin(), entries->end(), entry_is_finite);
+}
+
+}  // namespace
+
+bool is_finite(const Choice& choice) {
+  return choice.logprob_hash.finite() && all_finite(choice.logprobs);
+}
+
+bool is_finite(const Result& result) {
   return all_finite(result.prompt_logprobs) &&
-         std::all_of(result.choices.begin(), result.choices.end(), [&](const Choice& choice) {
-           return choice.logprob_hash.finite() && all_finite(choice.logprobs);
-         });
+         std::all_of(result.choices.begin(), result.choices.end(),
+                     [](const Choice& choice) { return is_finite(choice); });
 }
 
 OrderedJson to_json(const Result& result) {

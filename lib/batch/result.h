@@ -87,6 +87,7 @@ Result make_result(const Request& request);
 // False when a logprob is NaN or infinite: such a request must be written as an error record with
 // error_code::kNotFinite instead.
 bool is_finite(const Result& result);
+bool is_finite(const Choice& choice);
 
 // The record of outputs.jsonl, in the form of its line. What belongs to a choice stands in the
 // record itself where there is one, else in the list `choices`; OpenAI's form always has the list,

@@ -14,18 +14,32 @@ namespace mla {
 struct Engine::Live {
   Request request;
   Result result;
-  Detokenizer detokenizer;
   int32_t max_tokens;
-  uint64_t seed;
-  // Tokens that end the request; they are banned while it is shorter than min_tokens.
+  uint64_t seed = 0;
+  // Tokens that end a choice; they are banned while it is shorter than min_tokens.
   std::vector<int32_t> end_ids;
-  std::optional<LogitEdits> edits;
+  size_t running;  // choices
+
+  Live(Request r, int32_t prompt_tokens, int32_t max_model_len)
+      : request(std::move(r)), result(make_result(request)), running(result.choices.size()) {
+    const SamplingParams& sampling = request.sampling;
+    const int32_t room = max_model_len - prompt_tokens;
+    max_tokens = std::min(sampling.max_tokens.value_or(room), room);
+    result.prompt_tokens = prompt_tokens;
+    if (sampling.prompt_logprobs) result.prompt_logprobs.emplace();
+    for (Choice& choice : result.choices)
+      if (sampling.logprobs) choice.logprobs.emplace();
+  }
+};
+
+struct Engine::LiveChoice {
+  std::shared_ptr<Live> of;
+  int32_t index;
+  Detokenizer detokenizer;
+  LogitEdits edits;
   bool finite = true;
 
-  Live(Request r, const TextSetup& text)
-      : request(std::move(r)),
-        result(make_result(request)),
-        detokenizer(text.tokenizer, request.sampling.stop) {}
+  Choice& choice() const { return of->result.choices[static_cast<size_t>(index)]; }
 };
 
 uint64_t request_seed(uint64_t run_seed, const Json& id) {
@@ -65,8 +79,15 @@ double Engine::now_ms() {
 
 namespace {
 
-// What a line may ask for and the engine does not do yet.
-bool is_unserved(const SamplingParams& s) { return s.n > 1; }
+// Ascending, each once.
+std::vector<int32_t> end_ids(const SamplingParams& sampling, const ModelConfig& config) {
+  std::vector<int32_t> ids = sampling.stop_token_ids;
+  if (!sampling.ignore_eos)
+    ids.insert(ids.end(), config.eos_token_ids.begin(), config.eos_token_ids.end());
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  return ids;
+}
 
 }  // namespace
 
@@ -77,8 +98,6 @@ std::string Engine::prompt_text(const Request& request) const {
 }
 
 void Engine::add(Request request, const Sink& sink) {
-  if (is_unserved(request.sampling))
-    return sink(make_bad_line(request, error_code::kUnsupported, "n > 1 is not served yet"));
   std::vector<int32_t> tokens;
   try {
     tokens = prompt_tokens(request.prompt, request.sampling.add_bos, text_.tokenizer,
@@ -96,72 +115,71 @@ void Engine::add(Request request, const Sink& sink) {
                       fmt::format("the prompt has {} tokens, expected fewer than max_model_len {}",
                                   prompt_len, max_model_len_)));
 
-  auto live = std::make_unique<Live>(std::move(request), text_);
+  const auto live = std::make_shared<Live>(std::move(request), prompt_len, max_model_len_);
   const SamplingParams& sampling = live->request.sampling;
-  const int32_t room = max_model_len_ - prompt_len;
-  live->max_tokens = std::min(sampling.max_tokens.value_or(room), room);
   live->seed =
       sampling.seed ? static_cast<uint64_t>(*sampling.seed) : request_seed(seed_, live->request.id);
-  live->end_ids = sampling.stop_token_ids;
-  if (!sampling.ignore_eos)
-    live->end_ids.insert(live->end_ids.end(), config_.eos_token_ids.begin(),
-                         config_.eos_token_ids.end());
-  std::sort(live->end_ids.begin(), live->end_ids.end());
-  live->end_ids.erase(std::unique(live->end_ids.begin(), live->end_ids.end()), live->end_ids.end());
-  live->edits.emplace(sampling, tokens, live->end_ids);
-  live->result.prompt_tokens = prompt_len;
-  Choice& choice = live->result.choices.front();
-  if (sampling.logprobs) choice.logprobs.emplace();
-  if (sampling.prompt_logprobs) live->result.prompt_logprobs.emplace();
+  live->end_ids = end_ids(sampling, config_);
   if (sampling.return_token_ids) live->result.prompt_token_ids = tokens;
-  choice.timing.arrive(now_ms());
-  try {
-    scheduler_.add(live->request.index, std::move(tokens), live->max_tokens, reuse_of(sampling));
-  } catch (const Error& e) {
-    return sink(make_bad_line(live->request, error_code::kContextLength, e.what()));
+  const double now = now_ms();
+  for (int32_t index = 0; index < sampling.n; ++index) {
+    const int64_t id = sequence_id(live->request.index, index);
+    try {
+      scheduler_.add(id, tokens, live->max_tokens, reuse_of(sampling, index));
+    } catch (const Error& e) {
+      // What one choice needs the others need too: this is the first.
+      return sink(make_bad_line(live->request, error_code::kContextLength, e.what()));
+    }
+    auto choice = std::make_unique<LiveChoice>(
+        LiveChoice{.of = live,
+                   .index = index,
+                   .detokenizer = Detokenizer(text_.tokenizer, sampling.stop),
+                   .edits = LogitEdits(sampling, tokens, live->end_ids)});
+    choice->choice().timing.arrive(now);
+    if (choice->edits.follow_tokens()) ++following_;
+    live_.emplace(id, std::move(choice));
   }
-  const int64_t id = live->request.index;
-  if (live->edits->follow_tokens()) ++following_;
-  live_.emplace(id, std::move(live));
 }
 
-// The rows of a prompt give its logprobs: such a request computes all of them.
-PrefixReuse Engine::reuse_of(const SamplingParams& sampling) const {
-  if (!prefix_caching_) return PrefixReuse::none;
-  return sampling.prompt_logprobs ? PrefixReuse::give : PrefixReuse::take;
+// Choices have one prompt: the first computes it for the others, whether or not requests share
+// theirs. The rows of a prompt give its logprobs: who has to say them computes all of it.
+PrefixReuse Engine::reuse_of(const SamplingParams& sampling, int32_t choice) const {
+  if (choice > 0) return PrefixReuse::take;
+  if (prefix_caching_) return sampling.prompt_logprobs ? PrefixReuse::give : PrefixReuse::take;
+  return sampling.n > 1 ? PrefixReuse::give : PrefixReuse::none;
 }
 
-RowSampling Engine::sampling_of(Live& live, const SampleRow& sample) const {
-  const SamplingParams& s = live.request.sampling;
+RowSampling Engine::sampling_of(LiveChoice& live, const SampleRow& sample) const {
+  const SamplingParams& s = live.of->request.sampling;
   // Not the result's: a token may be on its way.
-  const int32_t generated = sample.position - live.result.prompt_tokens;
+  const int32_t generated = sample.position - live.of->result.prompt_tokens;
   RowSampling row;
   row.spec = {.temperature = s.temperature,
               .top_p = s.top_p,
               .top_k = std::max(s.top_k, 0),
               .min_scaled = std::log(s.min_p),
-              .choice = 0,
+              .choice = static_cast<uint32_t>(live.index),
               .position = static_cast<uint32_t>(sample.position),
-              .seed = live.seed,
+              .seed = live.of->seed,
               .num_top = s.logprobs.value_or(0),
               .repetition_penalty = s.repetition_penalty,
               .frequency_penalty = s.frequency_penalty,
               .presence_penalty = s.presence_penalty};
-  if (generated >= s.min_tokens) live.edits->end_bans();
-  row.edits = live.edits->list();
+  if (generated >= s.min_tokens) live.edits.end_bans();
+  row.edits = live.edits.list();
   return row;
 }
 
-bool Engine::take(Live& live, const StepOutput& out, size_t row, double at_ms) {
+bool Engine::take(LiveChoice& live, const StepOutput& out, size_t row, double at_ms) {
   const int32_t token = out.tokens[row];
   if (token < 0) {
     live.finite = false;
     return true;
   }
-  Choice& choice = live.result.choices.front();
-  const SamplingParams& sampling = live.request.sampling;
+  Choice& choice = live.choice();
+  const SamplingParams& sampling = live.of->request.sampling;
   choice.token_ids.push_back(token);
-  live.edits->add(token);
+  live.edits.add(token);
   choice.logprob_hash.add(out.logprobs[row]);
   choice.timing.token(at_ms);
   if (choice.logprobs) {
@@ -184,7 +202,7 @@ bool Engine::take(Live& live, const StepOutput& out, size_t row, double at_ms) {
   } else if (live.detokenizer.push(token, generated > sampling.min_tokens)) {
     choice.finish_reason = "stop";
     choice.stop_reason = live.detokenizer.stop_string();
-  } else if (generated >= live.max_tokens) {
+  } else if (generated >= live.of->max_tokens) {
     choice.finish_reason = "length";
   }
   return !choice.finish_reason.empty();
@@ -207,25 +225,42 @@ void Engine::name_tokens(Result& result) const {
   }
 }
 
-void Engine::finish(Live& live, const Sink& sink) {
-  live.result.cached_tokens = scheduler_.sequence(live.request.index).cached_tokens;
-  scheduler_.finish(live.request.index);
-  if (live.edits->follow_tokens()) --following_;
-  if (!live.finite || !is_finite(live.result)) {
-    sink(make_bad_line(
+std::unique_ptr<Engine::LiveChoice> Engine::leave(int64_t id) {
+  const auto it = live_.find(id);
+  if (it == live_.end()) return nullptr;
+  std::unique_ptr<LiveChoice> left = std::move(it->second);
+  live_.erase(it);
+  if (left->index == 0) left->of->result.cached_tokens = scheduler_.sequence(id).cached_tokens;
+  scheduler_.finish(id);
+  if (left->edits.follow_tokens()) --following_;
+  return left;
+}
+
+void Engine::finish(int64_t id, const Sink& sink) {
+  const std::unique_ptr<LiveChoice> left = leave(id);
+  Live& live = *left->of;
+  Choice& choice = left->choice();
+  if (!left->finite || !is_finite(choice)) {
+    for (int32_t index = 0; index < live.request.sampling.n; ++index)
+      leave(sequence_id(live.request.index, index));
+    const std::string of_choice =
+        live.request.sampling.n > 1 ? fmt::format(" of choice {}", left->index) : "";
+    return sink(make_bad_line(
         live.request, error_code::kNotFinite,
-        fmt::format("the logits of token {} are not finite, or all its tokens are ruled out",
-                    live.result.choices.front().token_ids.size())));
-    return;
+        fmt::format("the logits of token {}{} are not finite, or all its tokens are ruled out",
+                    choice.token_ids.size(), of_choice)));
   }
   if (text_.tokenizer) {
-    live.detokenizer.finish();
-    Choice& choice = live.result.choices.front();
-    choice.text = live.detokenizer.text();
+    left->detokenizer.finish();
+    choice.text = left->detokenizer.text();
     if (live.request.sampling.echo) choice.text = prompt_text(live.request) + *choice.text;
   }
+  if (--live.running > 0) return;
+  if (!is_finite(live.result))
+    return sink(make_bad_line(live.request, error_code::kNotFinite,
+                              "a log-probability of the prompt is not finite"));
   if (live.result.form != Form::simple) name_tokens(live.result);
-  sink(live.result);
+  sink(std::move(live.result));
 }
 
 void Engine::step(const Sink& sink) {
@@ -244,8 +279,7 @@ bool Engine::launch() {
   std::vector<RowSampling> sampling;
   for (const SampleRow& sample : plan.samples)
     sampling.push_back(sampling_of(*live_.at(sample.sequence), sample));
-  for (const int64_t id : plan.prefill_ids)
-    live_.at(id)->result.choices.front().timing.schedule(start);
+  for (const int64_t id : plan.prefill_ids) live_.at(id)->choice().timing.schedule(start);
   const double model_start = now_ms();
   model_.launch(plan, sampling);
   take_prompt_logprobs(plan);
@@ -256,15 +290,17 @@ bool Engine::launch() {
 
 void Engine::take_prompt_logprobs(const StepPlan& plan) {
   for (size_t i = 0; i < plan.prefill.size(); ++i) {
-    Live& live = *live_.at(plan.prefill_ids[i]);
-    if (live.result.prompt_logprobs) take_prompt_logprobs(plan.prefill[i], live);
+    const LiveChoice& choice = *live_.at(plan.prefill_ids[i]);
+    if (choice.index > 0 || !choice.of->result.prompt_logprobs) continue;
+    take_prompt_logprobs(plan.prefill[i], scheduler_.sequence(plan.prefill_ids[i]).tokens,
+                         *choice.of);
   }
 }
 
 // The row of position p says how likely token p + 1 was.
-void Engine::take_prompt_logprobs(const PrefillSpan& span, Live& live) {
+void Engine::take_prompt_logprobs(const PrefillSpan& span, std::span<const int32_t> prompt,
+                                  Live& live) {
   std::vector<TokenLogprob>& entries = *live.result.prompt_logprobs;
-  const std::vector<int32_t>& prompt = scheduler_.sequence(live.request.index).tokens;
   const int32_t end = std::min(span.context + span.q_len, live.result.prompt_tokens - 1);
   std::vector<int32_t> rows, tokens;
   for (int32_t p = std::max(span.context, static_cast<int32_t>(entries.size())); p < end; ++p) {
@@ -291,14 +327,12 @@ void Engine::collect(const Sink& sink) {
   times_.model_seconds += (now - model_start) / 1000;
   scheduler_.commit(step.plan, out.tokens);
   for (size_t i = 0; i < step.plan.samples.size(); ++i) {
-    const auto it = live_.find(step.plan.samples[i].sequence);
+    const int64_t id = step.plan.samples[i].sequence;
+    const auto it = live_.find(id);
     if (it == live_.end()) continue;  // it ended while this step was on its way
-    Live& live = *it->second;
-    live.result.choices.front().timing.prefill_chunks =
-        scheduler_.sequence(it->first).first_pass_chunks;
-    if (!take(live, out, i, now)) continue;
-    finish(live, sink);
-    live_.erase(it);
+    LiveChoice& live = *it->second;
+    live.choice().timing.prefill_chunks = scheduler_.sequence(id).first_pass_chunks;
+    if (take(live, out, i, now)) finish(id, sink);
   }
   count(step, now_ms());
 }

@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <span>
 #include <unordered_map>
 #include <variant>
 
@@ -51,15 +52,17 @@ class Engine {
          uint64_t seed, bool pipelined = false);
   ~Engine();
 
-  // Tokenises and queues a request. A request that cannot be served (text that is not UTF-8, a
-  // prompt at or over max_model_len, more than the KV pool holds …) is handed to the sink at once.
+  // Tokenises and queues a request, a sequence for each of its choices. A request that cannot be
+  // served (text that is not UTF-8, a prompt at or over max_model_len, more than the KV pool holds
+  // …) is handed to the sink at once.
   void add(Request request, const Sink& sink);
 
   bool has_work() const { return scheduler_.has_work() || !launched_.empty(); }
-  // Requests that do not run yet.
+  // Sequences that do not run yet.
   int64_t waiting() const { return scheduler_.num_waiting(); }
 
-  // Launches a step, collects one. Requests that end are handed to the sink.
+  // Launches a step, collects one. Requests that end, with all their choices, are handed to the
+  // sink.
   void step(const Sink& sink);
 
   const SchedulerStats& scheduler_stats() const { return scheduler_.stats(); }
@@ -69,26 +72,30 @@ class Engine {
   void observe(std::function<void(const StepPlan&)> observer) { observer_ = std::move(observer); }
 
  private:
-  struct Live;
+  struct Live;        // a request: what its choices share
+  struct LiveChoice;  // a sequence of the scheduler
   struct Launched {
     StepPlan plan;
     double start;  // of planning, ms
   };
 
   std::string prompt_text(const Request& request) const;
-  PrefixReuse reuse_of(const SamplingParams& sampling) const;
+  PrefixReuse reuse_of(const SamplingParams& sampling, int32_t choice) const;
   bool launch();
   void collect(const Sink& sink);
   void count(const Launched& step, double end);
-  // Of the prompts of the step that was launched last. What a request has by an earlier chunk, or
-  // from before it was preempted, stays.
+  // Of the prompts of the step that was launched last, for the first choice of each request: the
+  // prompt is the same for all. What it has by an earlier chunk, or from before it was preempted,
+  // stays.
   void take_prompt_logprobs(const StepPlan& plan);
-  void take_prompt_logprobs(const PrefillSpan& span, Live& live);
-  RowSampling sampling_of(Live& live, const SampleRow& row) const;
-  // The sampled token of a row; true when the request has ended.
-  bool take(Live& live, const StepOutput& out, size_t row, double at_ms);
+  void take_prompt_logprobs(const PrefillSpan& span, std::span<const int32_t> prompt, Live& live);
+  RowSampling sampling_of(LiveChoice& live, const SampleRow& row) const;
+  // The sampled token of a row; true when the choice has ended.
+  bool take(LiveChoice& live, const StepOutput& out, size_t row, double at_ms);
   void name_tokens(Result& result) const;
-  void finish(Live& live, const Sink& sink);
+  // Forgets a sequence. The last one of a request, and one that fails, end the request.
+  void finish(int64_t id, const Sink& sink);
+  std::unique_ptr<LiveChoice> leave(int64_t id);  // null where it is not there
   static double now_ms();
 
   const ModelConfig& config_;
@@ -98,9 +105,9 @@ class Engine {
   uint64_t seed_;
   bool prefix_caching_;
   bool pipelined_;
-  int64_t following_ = 0;  // live requests whose sampling needs all tokens before
+  int64_t following_ = 0;  // live choices whose sampling needs all tokens before
   Scheduler scheduler_;
-  std::unordered_map<int64_t, std::unique_ptr<Live>> live_;  // by Sequence::id = Request::index
+  std::unordered_map<int64_t, std::unique_ptr<LiveChoice>> live_;  // by Sequence::id
   std::deque<Launched> launched_;
   double collected_ = 0;  // when the last step was, ms
   EngineTimes times_;
@@ -108,6 +115,11 @@ class Engine {
   double first_step_ = -1;  // when its planning began, ms; -1: not yet
   std::function<void(const StepPlan&)> observer_;
 };
+
+// The Sequence::id of a choice: the older its request, the smaller.
+constexpr int64_t sequence_id(int64_t request_index, int32_t choice) {
+  return request_index * kMaxChoices + choice;
+}
 
 // The seed of a request without one: a hash of the run's seed and the id, so that neither its place
 // in the file nor its neighbours matter.

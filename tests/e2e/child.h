@@ -75,11 +75,11 @@ inline std::string without_timing(const std::string& path) {
   std::string text;
   for (std::string line; std::getline(in, line);) {
     OrderedJson record = OrderedJson::parse(line);
-    record.erase("timing");
-    if (record.contains("response")) {
-      record["response"]["body"].erase("timing");
-      record["response"]["body"].erase("created");
-    }
+    OrderedJson& body = record.contains("response") ? record["response"]["body"] : record;
+    body.erase("timing");
+    body.erase("created");
+    if (body.contains("choices"))
+      for (OrderedJson& choice : body["choices"]) choice.erase("timing");
     text += record.dump() + "\n";
   }
   return text;

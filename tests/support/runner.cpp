@@ -108,19 +108,22 @@ BatchRun run_requests(LoadedModel& loaded, const RunOptions& options,
   Engine engine(loaded.config, model, {}, plan, options.seed, options.pipelined);
   BatchRun run;
   run.results.resize(requests.size());
+  run.choices.resize(requests.size());
   const Engine::Sink sink = [&](const Engine::Finished& item) {
     if (const auto* bad = std::get_if<BadLine>(&item)) throw Error(bad->message);
     const Result& result = std::get<Result>(item);
-    BatchResult& to = run.results[result.id.get<size_t>()];
-    const Choice& choice = result.choices.front();
-    to = {choice.token_ids,
-          choice.logprob_hash.hex(),
-          choice.finish_reason,
-          {},
-          result.cached_tokens};
-    if (!choice.logprobs) return;
-    for (const TokenLogprob& token : *choice.logprobs)
-      to.top.insert(to.top.end(), token.top.begin(), token.top.end());
+    const auto i = result.id.get<size_t>();
+    for (const Choice& choice : result.choices) {
+      BatchResult& to = run.choices[i].emplace_back(BatchResult{choice.token_ids,
+                                                                choice.logprob_hash.hex(),
+                                                                choice.finish_reason,
+                                                                {},
+                                                                result.cached_tokens});
+      if (!choice.logprobs) continue;
+      for (const TokenLogprob& token : *choice.logprobs)
+        to.top.insert(to.top.end(), token.top.begin(), token.top.end());
+    }
+    run.results[i] = run.choices[i].front();
   };
   size_t place = 0;
   const auto request_at = [&](size_t at) { return order.empty() ? at : order[at]; };

@@ -78,7 +78,8 @@ struct BatchResult {
 };
 
 struct BatchRun {
-  std::vector<BatchResult> results;  // by request
+  std::vector<BatchResult> results;               // by request: of its first choice
+  std::vector<std::vector<BatchResult>> choices;  // [requests][n]
   SchedulerStats stats;
 };
 
