@@ -18,6 +18,17 @@ void check_sampling(const SamplingParams& p, const ReaderOptions& options) {
   FUZZ_CHECK(std::isfinite(p.temperature) && p.temperature >= 0);
   FUZZ_CHECK(p.top_p > 0 && p.top_p <= 1);
   FUZZ_CHECK(p.top_k >= -1);
+  FUZZ_CHECK(p.min_p >= 0 && p.min_p <= 1);
+  for (const float penalty : {p.presence_penalty, p.frequency_penalty})
+    FUZZ_CHECK(penalty >= -2 && penalty <= 2);
+  FUZZ_CHECK(p.repetition_penalty > 0 && p.repetition_penalty <= 2);
+  FUZZ_CHECK(p.n >= 1 && p.n <= kMaxChoices);
+  int32_t before = -1;
+  for (const auto& [token, bias] : p.logit_bias) {
+    FUZZ_CHECK(token > before && token < options.vocab_size);
+    FUZZ_CHECK(bias >= -100 && bias <= 100);
+    before = token;
+  }
   FUZZ_CHECK(p.min_tokens >= 0);
   if (p.max_tokens) FUZZ_CHECK(*p.max_tokens >= 1 && p.min_tokens <= *p.max_tokens);
   if (p.logprobs) FUZZ_CHECK(*p.logprobs >= 0 && *p.logprobs <= kMaxLogprobs);
