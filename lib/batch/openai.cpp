@@ -1,6 +1,5 @@
 #include "lib/batch/openai.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "lib/base/error.h"
@@ -15,12 +14,6 @@ std::string bytes_of(const Result& result, int32_t token) {
   return it == result.token_bytes.end() ? fmt::format("token_id:{}", token) : it->second;
 }
 
-// Code points that begin in the bytes.
-int64_t code_points(std::string_view bytes) {
-  return std::count_if(bytes.begin(), bytes.end(),
-                       [](char c) { return (static_cast<uint8_t>(c) & 0xc0) != 0x80; });
-}
-
 // The k best by token text. The chosen one always has its place, so there may be k + 1.
 OrderedJson best_by_text(const Result& result, const TokenLogprob& entry) {
   OrderedJson best = OrderedJson::object();
@@ -33,22 +26,37 @@ OrderedJson best_by_text(const Result& result, const TokenLogprob& entry) {
   return best;
 }
 
-OrderedJson completion_logprobs(const Choice& choice, const Result& result) {
+// The lists of a completion's logprobs, token by token.
+struct CompletionLogprobs {
   OrderedJson tokens = OrderedJson::array(), logprobs = OrderedJson::array(),
               top = OrderedJson::array(), offsets = OrderedJson::array();
-  int64_t offset = 0;
-  for (const TokenLogprob& entry : *choice.logprobs) {
-    const std::string bytes = bytes_of(result, entry.token);
-    tokens.push_back(token_text(bytes));
-    logprobs.push_back(exact_logprob(entry.logprob, result));
-    top.push_back(best_by_text(result, entry));
+  int64_t offset = 0;  // in characters
+
+  void add(const Result& result, int32_t token, const TokenLogprob* entry, int64_t width) {
+    tokens.push_back(token_text(bytes_of(result, token)));
+    logprobs.push_back(entry ? OrderedJson(exact_logprob(entry->logprob, result))
+                             : OrderedJson(nullptr));
+    top.push_back(entry ? best_by_text(result, *entry) : OrderedJson(nullptr));
     offsets.push_back(offset);
-    offset += code_points(bytes);
+    offset += width;
   }
-  return {{"text_offset", std::move(offsets)},
-          {"token_logprobs", std::move(logprobs)},
-          {"tokens", std::move(tokens)},
-          {"top_logprobs", std::move(top)}};
+};
+
+// With an echo the prompt's tokens come first; nothing is before the first one, which has null.
+OrderedJson completion_logprobs(const Choice& choice, const Result& result) {
+  CompletionLogprobs lists;
+  if (result.echoed) {
+    const EchoedPrompt& prompt = *result.echoed;
+    for (size_t i = 0; i < prompt.token_ids.size(); ++i)
+      lists.add(result, prompt.token_ids[i], i == 0 ? nullptr : &prompt.logprobs[i - 1],
+                prompt.widths[i]);
+  }
+  for (const TokenLogprob& entry : *choice.logprobs)
+    lists.add(result, entry.token, &entry, count_characters(bytes_of(result, entry.token)));
+  return {{"text_offset", std::move(lists.offsets)},
+          {"token_logprobs", std::move(lists.logprobs)},
+          {"tokens", std::move(lists.tokens)},
+          {"top_logprobs", std::move(lists.top)}};
 }
 
 OrderedJson chat_token(const Result& result, int32_t token, float logprob) {

@@ -53,7 +53,7 @@ struct SamplingParams {
   // Of the prompt and the record.
   AddBos add_bos = AddBos::automatic;
   bool return_token_ids = false;  // the prompt's, in the record
-  bool echo = false;              // completions: the prompt's text in front of the text
+  bool echo = false;  // completions: the prompt in front of the text, and of the logprobs
 };
 
 // The codes of error records that this library gives; the engine adds its own.

@@ -196,10 +196,6 @@ SamplingParams parse_sampling(const Json& object, Form form, bool chat,
     set_if(p.logprobs, ranged(object, "logprobs", 0, kMaxLogprobs, what));
   }
   if (form == Form::completion) p.echo = find_bool(object, "echo", what).value_or(false);
-  if (p.echo && p.logprobs) {
-    refuse_unsupported(what,
-                       "field 'echo': with logprobs it is not supported, expected one of them");
-  }
   return p;
 }
 

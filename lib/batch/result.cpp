@@ -143,13 +143,17 @@ int64_t Result::completion_tokens() const {
 
 namespace {
 
-bool all_finite(const std::optional<std::vector<TokenLogprob>>& entries) {
+bool all_finite(const std::vector<TokenLogprob>& entries) {
   const auto entry_is_finite = [](const TokenLogprob& entry) {
     return std::isfinite(entry.logprob) &&
            std::all_of(entry.top.begin(), entry.top.end(),
                        [](const auto& pair) { return std::isfinite(pair.second); });
   };
-  return !entries || std::all_of(entries->begin(), entries->end(), entry_is_finite);
+  return std::all_of(entries.begin(), entries.end(), entry_is_finite);
+}
+
+bool all_finite(const std::optional<std::vector<TokenLogprob>>& entries) {
+  return !entries || all_finite(*entries);
 }
 
 }  // namespace
@@ -160,6 +164,7 @@ bool is_finite(const Choice& choice) {
 
 bool is_finite(const Result& result) {
   return all_finite(result.prompt_logprobs) &&
+         (!result.echoed || all_finite(result.echoed->logprobs)) &&
          std::all_of(result.choices.begin(), result.choices.end(),
                      [](const Choice& choice) { return is_finite(choice); });
 }

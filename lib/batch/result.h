@@ -60,6 +60,15 @@ struct Choice {
   int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
 };
 
+// The prompt in front of the logprobs of a completion, where an echo and logprobs are asked for.
+struct EchoedPrompt {
+  std::vector<int32_t> token_ids;  // [prompt_tokens]
+  // [prompt_tokens]: characters of the choice's text that each token is. 0 for what the text does
+  // not have: a BOS that was put in front, special tokens among token ids.
+  std::vector<int32_t> widths;
+  std::vector<TokenLogprob> logprobs;  // [prompt_tokens - 1], of all but the first
+};
+
 struct Result {
   int64_t index = 0;
   int64_t line = 0;
@@ -73,8 +82,9 @@ struct Result {
   std::optional<std::vector<int32_t>> prompt_token_ids;
   // [prompt_tokens - 1] where asked for: nothing comes before the first token.
   std::optional<std::vector<TokenLogprob>> prompt_logprobs;
-  // What an OpenAI record says beside: the bytes of every token that `logprobs` names, where there
-  // is a tokenizer, and when the request ended, in seconds since 1970.
+  std::optional<EchoedPrompt> echoed;
+  // What an OpenAI record says beside: the bytes of every token that logprobs and `echoed` name,
+  // where there is a tokenizer, and when the request ended, in seconds since 1970.
   std::map<int32_t, std::string> token_bytes;
   int64_t created = 0;
 

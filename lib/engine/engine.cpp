@@ -7,6 +7,7 @@
 #include "lib/base/error.h"
 #include "lib/batch/prompt_tokens.h"
 #include "lib/engine/logit_edits.h"
+#include "lib/text/utf8.h"
 
 namespace mla {
 
@@ -18,7 +19,12 @@ struct Engine::Live {
   uint64_t seed = 0;
   // Tokens that end a choice; they are banned while it is shorter than min_tokens.
   std::vector<int32_t> end_ids;
-  size_t running;  // choices
+  // Logprobs of the prompt's tokens but the first, where something asks for them, with as many of
+  // the best as the one that wants most.
+  std::optional<int32_t> prompt_top;
+  std::vector<TokenLogprob> prompt_logprobs;
+  std::vector<int32_t> echoed;  // the prompt's tokens, with an echo and logprobs
+  size_t running;               // choices
 
   Live(Request r, int32_t prompt_tokens, int32_t max_model_len)
       : request(std::move(r)), result(make_result(request)), running(result.choices.size()) {
@@ -26,7 +32,9 @@ struct Engine::Live {
     const int32_t room = max_model_len - prompt_tokens;
     max_tokens = std::min(sampling.max_tokens.value_or(room), room);
     result.prompt_tokens = prompt_tokens;
-    if (sampling.prompt_logprobs) result.prompt_logprobs.emplace();
+    prompt_top = sampling.prompt_logprobs;
+    if (sampling.echo && sampling.logprobs)
+      prompt_top = std::max(prompt_top.value_or(0), *sampling.logprobs);
     for (Choice& choice : result.choices)
       if (sampling.logprobs) choice.logprobs.emplace();
   }
@@ -79,6 +87,13 @@ double Engine::now_ms() {
 
 namespace {
 
+// The entries with no more than `top` of the best.
+std::vector<TokenLogprob> best_of_each(std::vector<TokenLogprob> entries, int32_t top) {
+  for (TokenLogprob& entry : entries)
+    if (entry.top.size() > static_cast<size_t>(top)) entry.top.resize(static_cast<size_t>(top));
+  return entries;
+}
+
 // Ascending, each once.
 std::vector<int32_t> end_ids(const SamplingParams& sampling, const ModelConfig& config) {
   std::vector<int32_t> ids = sampling.stop_token_ids;
@@ -121,11 +136,12 @@ void Engine::add(Request request, const Sink& sink) {
       sampling.seed ? static_cast<uint64_t>(*sampling.seed) : request_seed(seed_, live->request.id);
   live->end_ids = end_ids(sampling, config_);
   if (sampling.return_token_ids) live->result.prompt_token_ids = tokens;
+  if (sampling.echo && sampling.logprobs) live->echoed = tokens;
   const double now = now_ms();
   for (int32_t index = 0; index < sampling.n; ++index) {
     const int64_t id = sequence_id(live->request.index, index);
     try {
-      scheduler_.add(id, tokens, live->max_tokens, reuse_of(sampling, index));
+      scheduler_.add(id, tokens, live->max_tokens, reuse_of(*live, index));
     } catch (const Error& e) {
       // What one choice needs the others need too: this is the first.
       return sink(make_bad_line(live->request, error_code::kContextLength, e.what()));
@@ -143,10 +159,10 @@ void Engine::add(Request request, const Sink& sink) {
 
 // Choices have one prompt: the first computes it for the others, whether or not requests share
 // theirs. The rows of a prompt give its logprobs: who has to say them computes all of it.
-PrefixReuse Engine::reuse_of(const SamplingParams& sampling, int32_t choice) const {
+PrefixReuse Engine::reuse_of(const Live& live, int32_t choice) const {
   if (choice > 0) return PrefixReuse::take;
-  if (prefix_caching_) return sampling.prompt_logprobs ? PrefixReuse::give : PrefixReuse::take;
-  return sampling.n > 1 ? PrefixReuse::give : PrefixReuse::none;
+  if (prefix_caching_) return live.prompt_top ? PrefixReuse::give : PrefixReuse::take;
+  return live.request.sampling.n > 1 ? PrefixReuse::give : PrefixReuse::none;
 }
 
 RowSampling Engine::sampling_of(LiveChoice& live, const SampleRow& sample) const {
@@ -208,6 +224,31 @@ bool Engine::take(LiveChoice& live, const StepOutput& out, size_t row, double at
   return !choice.finish_reason.empty();
 }
 
+void Engine::show_prompt_logprobs(Live& live) const {
+  const SamplingParams& sampling = live.request.sampling;
+  if (sampling.prompt_logprobs)
+    live.result.prompt_logprobs = best_of_each(live.prompt_logprobs, *sampling.prompt_logprobs);
+  if (!live.echoed.empty()) live.result.echoed = echoed_prompt(live);
+}
+
+EchoedPrompt Engine::echoed_prompt(const Live& live) const {
+  EchoedPrompt echoed{
+      .token_ids = live.echoed,
+      .widths = std::vector<int32_t>(live.echoed.size()),
+      .logprobs = best_of_each(live.prompt_logprobs, *live.request.sampling.logprobs)};
+  if (!text_.tokenizer) return echoed;
+  // Text is echoed as it is, with special tokens that it has; token ids are decoded without them.
+  const auto* text = std::get_if<std::string>(&live.request.prompt);
+  for (size_t i = 0; i < echoed.token_ids.size(); ++i) {
+    const bool added = i == 0 && text && echoed.token_ids[i] == text_.tokenizer->bos_id() &&
+                       !text->starts_with(text_.tokenizer->bos_text());
+    if (!added)
+      echoed.widths[i] = static_cast<int32_t>(
+          count_characters(text_.tokenizer->token_bytes(echoed.token_ids[i], !text)));
+  }
+  return echoed;
+}
+
 // An OpenAI record names tokens by their text, special ones too.
 void Engine::name_tokens(Result& result) const {
   using namespace std::chrono;
@@ -216,13 +257,17 @@ void Engine::name_tokens(Result& result) const {
   const auto name = [&](int32_t token) {
     result.token_bytes.try_emplace(token, text_.tokenizer->token_bytes(token, false));
   };
-  for (const Choice& choice : result.choices) {
-    if (!choice.logprobs) continue;
-    for (const TokenLogprob& entry : *choice.logprobs) {
+  const auto name_all = [&](const std::vector<TokenLogprob>& entries) {
+    for (const TokenLogprob& entry : entries) {
       name(entry.token);
       for (const auto& [token, logprob] : entry.top) name(token);
     }
-  }
+  };
+  for (const Choice& choice : result.choices)
+    if (choice.logprobs) name_all(*choice.logprobs);
+  if (!result.echoed) return;
+  name(result.echoed->token_ids.front());
+  name_all(result.echoed->logprobs);
 }
 
 std::unique_ptr<Engine::LiveChoice> Engine::leave(int64_t id) {
@@ -256,6 +301,7 @@ void Engine::finish(int64_t id, const Sink& sink) {
     if (live.request.sampling.echo) choice.text = prompt_text(live.request) + *choice.text;
   }
   if (--live.running > 0) return;
+  show_prompt_logprobs(live);
   if (!is_finite(live.result))
     return sink(make_bad_line(live.request, error_code::kNotFinite,
                               "a log-probability of the prompt is not finite"));
@@ -291,7 +337,7 @@ bool Engine::launch() {
 void Engine::take_prompt_logprobs(const StepPlan& plan) {
   for (size_t i = 0; i < plan.prefill.size(); ++i) {
     const LiveChoice& choice = *live_.at(plan.prefill_ids[i]);
-    if (choice.index > 0 || !choice.of->result.prompt_logprobs) continue;
+    if (choice.index > 0 || !choice.of->prompt_top) continue;
     take_prompt_logprobs(plan.prefill[i], scheduler_.sequence(plan.prefill_ids[i]).tokens,
                          *choice.of);
   }
@@ -300,7 +346,7 @@ void Engine::take_prompt_logprobs(const StepPlan& plan) {
 // The row of position p says how likely token p + 1 was.
 void Engine::take_prompt_logprobs(const PrefillSpan& span, std::span<const int32_t> prompt,
                                   Live& live) {
-  std::vector<TokenLogprob>& entries = *live.result.prompt_logprobs;
+  std::vector<TokenLogprob>& entries = live.prompt_logprobs;
   const int32_t end = std::min(span.context + span.q_len, live.result.prompt_tokens - 1);
   std::vector<int32_t> rows, tokens;
   for (int32_t p = std::max(span.context, static_cast<int32_t>(entries.size())); p < end; ++p) {
@@ -308,7 +354,7 @@ void Engine::take_prompt_logprobs(const PrefillSpan& span, std::span<const int32
     tokens.push_back(prompt[static_cast<size_t>(p) + 1]);
   }
   if (rows.empty()) return;
-  const auto found = model_.row_logprobs(rows, tokens, *live.request.sampling.prompt_logprobs);
+  const auto found = model_.row_logprobs(rows, tokens, *live.prompt_top);
   const size_t top = found.top_ids.size() / rows.size();
   for (size_t r = 0; r < rows.size(); ++r) {
     TokenLogprob entry{.token = tokens[r], .logprob = found.logprobs[r], .top = {}};

@@ -80,7 +80,7 @@ class Engine {
   };
 
   std::string prompt_text(const Request& request) const;
-  PrefixReuse reuse_of(const SamplingParams& sampling, int32_t choice) const;
+  PrefixReuse reuse_of(const Live& live, int32_t choice) const;
   bool launch();
   void collect(const Sink& sink);
   void count(const Launched& step, double end);
@@ -92,6 +92,9 @@ class Engine {
   RowSampling sampling_of(LiveChoice& live, const SampleRow& row) const;
   // The sampled token of a row; true when the choice has ended.
   bool take(LiveChoice& live, const StepOutput& out, size_t row, double at_ms);
+  // What the request says of its prompt's logprobs.
+  void show_prompt_logprobs(Live& live) const;
+  EchoedPrompt echoed_prompt(const Live& live) const;
   void name_tokens(Result& result) const;
   // Forgets a sequence. The last one of a request, and one that fails, end the request.
   void finish(int64_t id, const Sink& sink);

@@ -95,11 +95,16 @@ void read_chat_logprobs(const Json& logprobs, const std::string& what, OutputCho
   }
 }
 
-void read_completion_logprobs(const Json& logprobs, const std::string& what, OutputChoice& choice) {
-  const size_t size = choice.token_ids.size();
+// With an echo the lists begin with the prompt's tokens.
+void read_completion_logprobs(const Json& logprobs, int64_t prompt_tokens, const std::string& what,
+                              OutputChoice& choice) {
+  const size_t generated = choice.token_ids.size();
+  const auto all = logprobs.find("token_logprobs");
+  const bool echo = all != logprobs.end() && all->size() > generated;
+  const size_t begin = echo ? static_cast<size_t>(prompt_tokens) : 0, size = begin + generated;
   const Json& chosen = list_at(logprobs, "token_logprobs", size, what);
   const Json& top = list_at(logprobs, "top_logprobs", size, what);
-  for (size_t i = 0; i < size; ++i) {
+  for (size_t i = begin; i < size; ++i) {
     if (!chosen[i].is_number() || !top[i].is_object())
       fail("{}: field 'logprobs': entry {}: expected a number and an object", what, i);
     const double logprob = chosen[i].get<double>();
@@ -132,7 +137,8 @@ OutputChoice read_choice(const Json& object, const std::string& what) {
   return choice;
 }
 
-OutputChoice read_openai_choice(const Json& object, bool chat, const std::string& what) {
+OutputChoice read_openai_choice(const Json& object, bool chat, int64_t prompt_tokens,
+                                const std::string& what) {
   OutputChoice choice;
   choice.text = chat ? find_string(object_at(object, "message", what), "content", what)
                      : find_string(object, "text", what);
@@ -142,7 +148,7 @@ OutputChoice read_openai_choice(const Json& object, bool chat, const std::string
   const auto logprobs = object.find("logprobs");
   if (logprobs == object.end() || logprobs->is_null()) return choice;
   chat ? read_chat_logprobs(*logprobs, what, choice)
-       : read_completion_logprobs(*logprobs, what, choice);
+       : read_completion_logprobs(*logprobs, prompt_tokens, what, choice);
   return choice;
 }
 
@@ -169,13 +175,13 @@ void read_openai(const Json& object, const std::string& what, OutputRecord& reco
     return;
   }
   const bool chat = get_string(body, "object", what) == "chat.completion";
+  record.prompt_tokens = get_int(object_at(body, "usage", what), "prompt_tokens", what);
   read_choices(body, what, record, [&](const Json& choice, const std::string& where) {
-    return read_openai_choice(choice, chat, where);
+    return read_openai_choice(choice, chat, record.prompt_tokens, where);
   });
   // That of a single choice.
   if (body.contains("timing")) record.choices[0].prefill_chunks = prefill_chunks(body, what);
   record.answer = find_string(body, "answer", what);
-  record.prompt_tokens = get_int(object_at(body, "usage", what), "prompt_tokens", what);
 }
 
 void read_simple(const Json& object, const std::string& what, OutputRecord& record) {

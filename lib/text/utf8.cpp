@@ -1,5 +1,6 @@
 #include "lib/text/utf8.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace mla {
@@ -86,6 +87,11 @@ void append_utf8(uint32_t codepoint, std::string& out) {
     tail(6);
     tail(0);
   }
+}
+
+int64_t count_characters(std::string_view bytes) {
+  return std::count_if(bytes.begin(), bytes.end(),
+                       [](char c) { return (static_cast<uint8_t>(c) & 0xc0) != 0x80; });
 }
 
 }  // namespace mla

@@ -28,6 +28,9 @@ size_t append_utf8_lossy(std::string_view bytes, bool final, std::string& out);
 
 void append_utf8(uint32_t codepoint, std::string& out);
 
+// Characters that begin in the bytes.
+int64_t count_characters(std::string_view bytes);
+
 // Reads one character of text that is known to be valid, and moves `p` behind it.
 inline uint32_t next_codepoint(const char*& p) {
   const auto* u = reinterpret_cast<const unsigned char*>(p);

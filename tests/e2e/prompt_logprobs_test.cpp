@@ -1,4 +1,5 @@
 // Log-probabilities of the prompt's tokens.
+#include <algorithm>
 #include <cmath>
 
 #include "tests/e2e/process.h"
@@ -83,6 +84,81 @@ TEST_CASE("A prompt's logprobs are near those of the same tokens when they were 
     CHECK(entry.at("top").empty());
     const double found = entry.at("logprob"), expected = generated[i].at("logprob");
     CHECK(std::fabs(found - expected) < 0.05);
+  }
+}
+
+Json completion(const std::string& id, const Json& prompt, Json fields) {
+  fields["prompt"] = prompt;
+  fields["max_tokens"] = 4;
+  fields["ignore_eos"] = true;
+  return {{"custom_id", id}, {"method", "POST"}, {"url", "/v1/completions"}, {"body", fields}};
+}
+
+// That tokens begin in the text where text_offset says, `begin` tokens being left out.
+void check_offsets(const Json& choice, size_t begin) {
+  const auto text = choice.at("text").get<std::string>();
+  const Json& tokens = choice.at("logprobs").at("tokens");
+  const Json& offsets = choice.at("logprobs").at("text_offset");
+  REQUIRE(offsets.size() == tokens.size());
+  for (size_t i = begin; i < tokens.size(); ++i) {
+    const auto token = tokens[i].get<std::string>();
+    const bool plain =
+        std::all_of(token.begin(), token.end(), [](char c) { return c > 0 && c < 0x7f; });
+    if (!plain || token.starts_with("bytes:")) break;  // offsets count characters, not bytes
+    INFO("token " << i << " of " << choice.dump());
+    CHECK(text.compare(offsets[i].get<size_t>(), token.size(), token) == 0);
+  }
+}
+
+TEST_CASE("An echo with logprobs puts the prompt's in front, as prompt_logprobs says them") {
+  TempDir dir;
+  const Json ids = {70, 71, 72};
+  const std::vector<std::pair<Json, Json>> requests = {
+      {"A baker has 3 trays.", {{"echo", true}, {"logprobs", 2}, {"n", 2}, {"temperature", 1}}},
+      {"A baker has 3 trays.", {{"prompt_logprobs", 4}, {"echo", true}, {"logprobs", 2}}},
+      {"A baker has 3 trays.", {{"prompt_logprobs", 4}, {"logprobs", 2}}},
+      {ids, {{"echo", true}, {"logprobs", 0}, {"prompt_logprobs", 1}}},
+      {{70}, {{"echo", true}, {"logprobs", 1}}}};
+  std::string text;
+  for (const auto& [prompt, fields] : requests)
+    text += completion(std::to_string(text.size()), prompt, fields).dump() + "\n";
+  write_text(dir / "p.jsonl", text);
+  for (const std::string options :
+       {"", "--add-bos always ", "--chunked-prefill on --max-num-batched-tokens 3 ",
+        "--enable-prefix-caching "}) {
+    const auto records = outputs(dir, options + "--overwrite", "o");
+    const auto body = [&](size_t i) { return records[i].at("response").at("body"); };
+    const Json list = body(2).at("prompt_logprobs");
+    const size_t prompt_tokens = list.size();
+    CHECK(body(1).at("prompt_logprobs") == list);
+    CHECK_FALSE(body(0).contains("prompt_logprobs"));
+    const Json plain = body(2).at("choices")[0].at("logprobs");
+    for (const auto& [record, choice] : {std::pair{0, 0}, {0, 1}, {1, 0}}) {
+      const Json found =
+          body(static_cast<size_t>(record)).at("choices")[static_cast<size_t>(choice)];
+      INFO(options << record << " " << choice << ": " << found.dump());
+      const Json& logprobs = found.at("logprobs");
+      for (const char* key : {"tokens", "token_logprobs", "top_logprobs", "text_offset"})
+        REQUIRE(logprobs.at(key).size() == prompt_tokens + 4);
+      CHECK(logprobs.at("token_logprobs")[0].is_null());
+      CHECK(logprobs.at("top_logprobs")[0].is_null());
+      CHECK(logprobs.at("text_offset")[0] == 0);
+      for (size_t t = 1; t < prompt_tokens; ++t) {
+        CHECK(logprobs.at("token_logprobs")[t] == list[t].at("logprob"));
+        CHECK(logprobs.at("top_logprobs")[t].size() <= 3);
+        CHECK(logprobs.at("top_logprobs")[t].size() >= 2);
+      }
+      check_offsets(found, options.starts_with("--add-bos") ? 1 : 0);
+      if (record == 0) continue;
+      for (size_t t = 0; t < 4; ++t)
+        CHECK(logprobs.at("token_logprobs")[prompt_tokens + t] == plain.at("token_logprobs")[t]);
+    }
+    const Json of_ids = body(3).at("choices")[0];
+    CHECK(of_ids.at("logprobs").at("tokens").size() == 7);
+    CHECK(of_ids.at("logprobs").at("top_logprobs")[1].size() == 1);
+    CHECK(body(3).at("prompt_logprobs")[1].at("top").size() == 1);
+    check_offsets(of_ids, 0);
+    CHECK(body(4).at("choices")[0].at("logprobs").at("tokens").size() == 5);
   }
 }
 

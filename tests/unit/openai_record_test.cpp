@@ -116,6 +116,28 @@ TEST_CASE("logprobs of a completion are four lists and the chosen token always h
   CHECK(bare["response"]["body"]["choices"][0]["logprobs"]["tokens"][1] == "token_id:11");
 }
 
+TEST_CASE("with an echo the logprobs of a completion begin with the prompt's") {
+  Result r = sample(Form::completion);
+  add_logprobs(r);
+  r.token_bytes[30] = "<s>";
+  r.token_bytes[31] = "äb";
+  // A BOS that the text has not, "äb", "x".
+  r.echoed = EchoedPrompt{.token_ids = {30, 31, 20},
+                          .widths = {0, 2, 1},
+                          .logprobs = {{.token = 31, .logprob = -3.0f, .top = {{10, -1.0f}}},
+                                       {.token = 20, .logprob = -0.25f, .top = {{20, -0.25f}}}}};
+  const OrderedJson record = to_json(r);
+  CHECK(record["response"]["body"]["choices"][0]["logprobs"].dump() ==
+        R"({"text_offset":[0,0,2,3,4,5],"token_logprobs":[null,-3.0,-0.25,-0.5,-1.25,-0.75],)"
+        R"("tokens":["<s>","äb","x","h","bytes:\\xc3","bytes:\\xa9"],)"
+        R"("top_logprobs":[null,{"h":-1.0,"äb":-3.0},{"x":-0.25},{"h":-0.5,"x":-1.5},)"
+        R"({"x":-0.25,"bytes:\\xc3":-1.25},{"bytes:\\xa9":-0.75}]})");
+  CHECK_FALSE(record["response"]["body"].contains("prompt_logprobs"));
+  r.echoed->logprobs[0].logprob = std::numeric_limits<float>::quiet_NaN();
+  CHECK_FALSE(is_finite(r));
+  CHECK_THROWS_AS(to_json(r), Error);
+}
+
 TEST_CASE("logprobs of a chat have the bytes of each token") {
   Result r = sample(Form::chat);
   add_logprobs(r);
@@ -246,6 +268,25 @@ TEST_CASE("the run reader reads every choice of each form") {
     --index;
   }
   CHECK(index == 0);
+}
+
+TEST_CASE("the run reader leaves the echoed prompt's logprobs out") {
+  test::TempDir dir;
+  Result r = sample(Form::completion);
+  add_logprobs(r);
+  r.prompt_tokens = 2;
+  r.echoed = EchoedPrompt{.token_ids = {30, 31},
+                          .widths = {1, 1},
+                          .logprobs = {{.token = 31, .logprob = -3.0f, .top = {{10, -1.0f}}}}};
+  std::ofstream(dir / "o.jsonl") << dump_line(to_json(r)) << "\n";
+  const auto record = RunReader(dir / "o.jsonl").next();
+  REQUIRE(record);
+  CHECK(record->choices.at(0).logprobs == std::vector<float>{-0.5f, -1.25f, -0.75f});
+  CHECK(record->choices.at(0).margins.at(0) == 1.0);
+  Json other = parse_json(dump_line(to_json(r)), "record");
+  other["response"]["body"]["usage"]["prompt_tokens"] = 3;
+  std::ofstream(dir / "p.jsonl") << other.dump() << "\n";
+  CHECK_THROWS_AS(RunReader(dir / "p.jsonl").next(), Error);
 }
 
 TEST_CASE("a list of choices that is none or out of order is refused") {

@@ -202,7 +202,7 @@ TEST_CASE("echo is a completion's and token ids may be asked for by every line")
   CHECK(bad(R"({"prompt":"x","echo":true})").code == "unsupported");
   CHECK(bad(completion(R"("prompt":"x","echo":1)")).message ==
         "line 1: body: field 'echo': expected true or false, found the number 1");
-  CHECK(bad(completion(R"("prompt":"x","echo":true,"logprobs":1)")).code == "unsupported");
+  CHECK(good(completion(R"("prompt":"x","echo":true,"logprobs":1)")).sampling.logprobs == 1);
   CHECK(good(chat(R"(,"return_token_ids":true)")).sampling.return_token_ids);
   CHECK(good(R"({"prompt":"x","return_token_ids":true})").sampling.return_token_ids);
   ReaderOptions o = options();
