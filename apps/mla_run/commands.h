@@ -10,6 +10,9 @@ class App;
 
 namespace mla {
 
+// The whole program: parses, runs, says what went wrong, and returns the exit code.
+int run_program(int argc, char** argv);
+
 using Command = std::function<int()>;
 
 Command add_run(CLI::App& app);

@@ -13,13 +13,13 @@ namespace {
 
 constexpr int kDevice = 0;
 
-void check_dtype(DType dtype) {
-  if (dtype != DType::bf16)
+}  // namespace
+
+void check_dtype(DeviceKind device, DType dtype) {
+  if (device == DeviceKind::cuda && dtype != DType::bf16)
     usage_fail("--dtype {}: --device cuda runs in bfloat16; use --dtype bfloat16 or --device cpu",
                name_of(dtype));
 }
-
-}  // namespace
 
 DeviceKind choose_device(const std::string& device) {
   if (device == "cuda" || (device == "auto" && cuda_available())) return DeviceKind::cuda;
@@ -32,15 +32,9 @@ DeviceMemory device_memory(DeviceKind device) {
   return {info.name, info.total_bytes, info.free_bytes};
 }
 
-std::unique_ptr<Backend> make_backend(DeviceKind device, DType dtype, int threads, bool graphs) {
-  if (device == DeviceKind::cpu) return make_cpu_backend(dtype, threads);
-  check_dtype(dtype);
-  return make_cuda_backend({.device = kDevice, .graphs = graphs});
-}
-
 std::unique_ptr<Backend> make_counting_backend(DeviceKind device, DType dtype) {
   if (device == DeviceKind::cpu) return make_cpu_backend(dtype, 1);
-  check_dtype(dtype);
+  check_dtype(device, dtype);
   return make_cuda_counter();
 }
 #else
@@ -50,11 +44,9 @@ DeviceKind choose_device(const std::string& device) {
   return DeviceKind::cpu;
 }
 
-DeviceMemory device_memory(DeviceKind) { return {"cpu"}; }
+void check_dtype(DeviceKind, DType) {}
 
-std::unique_ptr<Backend> make_backend(DeviceKind, DType dtype, int threads, bool) {
-  return make_cpu_backend(dtype, threads);
-}
+DeviceMemory device_memory(DeviceKind) { return {"cpu"}; }
 
 std::unique_ptr<Backend> make_counting_backend(DeviceKind, DType dtype) {
   return make_cpu_backend(dtype, 1);

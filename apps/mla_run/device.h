@@ -23,7 +23,10 @@ struct DeviceMemory {
 // Throws Error where there is no GPU.
 DeviceMemory device_memory(DeviceKind device);
 
-// Throws UsageError where the device does not run in that dtype, Error where there is no GPU.
+// Throws UsageError where the device does not run in that dtype.
+void check_dtype(DeviceKind device, DType dtype);
+
+// After check_dtype. Throws Error where there is no GPU.
 std::unique_ptr<Backend> make_backend(DeviceKind device, DType dtype, int threads, bool graphs);
 // Counts bytes and checks shapes as the backend does; needs no device.
 std::unique_ptr<Backend> make_counting_backend(DeviceKind device, DType dtype);

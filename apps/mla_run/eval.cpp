@@ -194,14 +194,14 @@ int eval_all(const EvalFlags& flags) {
     if (!flags.from_file()) write_file_atomically(flags.run.prompts, *asked.input.kept());
   });
   int64_t failed = 0;
-  for (size_t i = 0; i < modes.size(); ++i) {
+  for (size_t i = 0; i < loaded->plans.size(); ++i) {  // the first run of each mode
     EvalRun run = describe_run(flags, *loaded, loaded->plans[i]);
     run.date = date;
     run.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     failed += report(asked.task, modes[i].dir(), run, chat_template(*loaded));
   }
-  if (modes.size() == 2) {
-    const int code = compare_modes(flags.run, modes);
+  if (flags.run.both()) {
+    const int code = compare_modes(flags.run);
     if (code != kExitOk) return code;
   }
   if (!flags.run.quiet) say("wrote {}\n", flags.run.output);

@@ -46,6 +46,7 @@ std::unique_ptr<Loaded> prepare(const EngineFlags& flags) {
     loaded->stored = widest_dtype(checkpoint, loaded->config);
   }
   print_warnings(loaded->warnings);
+  check_dtype(loaded->device, loaded->dtype);
   loaded->backend =
       make_backend(loaded->device, loaded->dtype, flags.run_threads(), !flags.enforce_eager);
   loaded->plans = make_memory_plans(

@@ -25,8 +25,8 @@ int run_all(const RunFlags& flags) {
   check_interrupt();
 
   const bool all_answered = run_modes(flags, *loaded, input, modes, progress);
-  if (modes.size() == 2) {
-    const int code = compare_modes(flags, modes);
+  if (flags.both()) {
+    const int code = compare_modes(flags);
     if (code != kExitOk) return code;
   } else if (!flags.to_stdout() && !flags.quiet) {
     say("{} {}/{}\n", modes[0].complete() ? "complete already:" : "wrote", modes[0].dir(),

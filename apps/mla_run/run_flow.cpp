@@ -26,22 +26,46 @@ void add_flow_options(CLI::App& app, RunFlags& flags) {
       ->check(CLI::IsMember({"auto", "always", "never"}))
       ->capture_default_str();
   app.add_flag("--quiet", flags.quiet, "No plan and no progress on standard error");
-  app.add_option("--min-match", flags.min_match,
-                 "With both: exit 4 when a smaller share of tokens or logprob hashes is identical")
+  app.add_option("--repeat", flags.repeat,
+                 "With both: run each mode so many times, in alternation, and say how their times "
+                 "compare pair by pair")
+      ->check(CLI::Range(1, 1000))
       ->capture_default_str();
+  add_threshold_options(app, flags.thresholds, "With both: ");
   app.add_option("--html", flags.html,
                  "With both: where to write the comparison as a page; default report.html in the "
                  "output folder");
 }
 
+void add_threshold_options(CLI::App& app, Thresholds& thresholds, const std::string& prefix) {
+  app.add_option("--min-match", thresholds.min_match,
+                 prefix + "exit 4 when a smaller share of requests has the same tokens and the "
+                          "same logprob hash")
+      ->capture_default_str();
+  app.add_option("--max-logprob-diff", thresholds.max_logprob_diff,
+                 prefix + "exit 4 when a logprob differs by more; needs --logprobs in the runs");
+  app.add_option("--max-accuracy-drop", thresholds.max_accuracy_drop,
+                 prefix + "exit 4 when the second run's accuracy is lower by more");
+  app.add_option("--min-accuracy", thresholds.min_accuracy,
+                 prefix + "exit 4 when the accuracy of a run is lower");
+}
+
 void check_flags(const RunFlags& flags) {
   choose_device(flags.engine.device);  // refuses what this build has not
-  if (flags.engine.chunked == "both" && flags.to_stdout())
+  if (flags.both() && flags.to_stdout())
     usage_fail("--chunked-prefill both writes two runs: give --output a folder");
-  if (!(flags.min_match >= 0 && flags.min_match <= 1))
-    usage_fail("--min-match: expected a number in [0, 1], found {}", flags.min_match);
-  if (!flags.html.empty() && flags.engine.chunked != "both")
-    usage_fail("--html: expected --chunked-prefill both with it, found {}", flags.engine.chunked);
+  check(flags.thresholds);
+  const Thresholds& limits = flags.thresholds;
+  const std::pair<const char*, bool> of_both[] = {
+      {"--html", !flags.html.empty()},
+      {"--repeat", flags.repeat > 1},
+      {"--max-logprob-diff", limits.max_logprob_diff.has_value()},
+      {"--max-accuracy-drop", limits.max_accuracy_drop.has_value()},
+      {"--min-accuracy", limits.min_accuracy.has_value()}};
+  for (const auto& [option, given] : of_both)
+    if (given && !flags.both())
+      usage_fail("{}: expected --chunked-prefill both with it, found {}", option,
+                 flags.engine.chunked);
   if (!flags.shard.empty() && !parse_shard(flags.shard))
     usage_fail("--shard: expected I/N with 0 <= I < N, found '{}'", flags.shard);
   if (!flags.resume) return;
@@ -55,14 +79,31 @@ void check_flags(const RunFlags& flags) {
                flags.prompts == "-" ? "standard input" : flags.prompts);
 }
 
+namespace {
+
+std::string on_or_off(bool chunked) { return chunked ? "on" : "off"; }
+
+// Of both: the folder of a run, repeats counted from 0; the first has the place of a single one.
+std::string folder(const RunFlags& flags, int32_t repeat, bool chunked) {
+  const std::string of_repeat = repeat == 0 ? "" : fmt::format("/repeat-{}", repeat + 1);
+  return flags.output + of_repeat + "/" + on_or_off(chunked);
+}
+
+}  // namespace
+
 std::deque<ModeRun> make_modes(const RunFlags& flags, const Loaded& loaded, const Input& input) {
   std::deque<ModeRun> modes;
-  const bool both = flags.engine.chunked == "both";
-  for (const MemoryPlan& plan : loaded.plans)
-    modes.emplace_back(flags, loaded, plan, input,
-                       flags.to_stdout() ? ""
-                       : both            ? flags.output + (plan.chunked ? "/on" : "/off")
-                                         : flags.output);
+  for (int32_t repeat = 0; repeat < flags.repeat; ++repeat) {
+    for (size_t i = 0; i < loaded.plans.size(); ++i) {
+      // off on, on off, off on …: what drifts meets both alike.
+      const MemoryPlan& plan = loaded.plans[repeat % 2 == 0 ? i : loaded.plans.size() - 1 - i];
+      std::string dir = flags.to_stdout() ? "" : flags.output;
+      if (flags.both()) dir = folder(flags, repeat, plan.chunked);
+      std::string label = "chunked prefill " + on_or_off(plan.chunked);
+      if (flags.repeat > 1) label += fmt::format(", run {} of {}", repeat + 1, flags.repeat);
+      modes.emplace_back(flags, loaded, plan, input, std::move(dir), std::move(label));
+    }
+  }
   return modes;
 }
 
@@ -95,16 +136,22 @@ bool run_modes(const RunFlags& flags, Loaded& loaded, Input& input, std::deque<M
   }
 }
 
-int compare_modes(const RunFlags& flags, const std::deque<ModeRun>& modes) {
-  const CompareReport report = compare_runs(modes[0].dir(), modes[1].dir());
+int compare_modes(const RunFlags& flags) {
+  CompareReport report = compare_runs(folder(flags, 0, false), folder(flags, 0, true));
+  if (flags.repeat > 1) {
+    std::vector<std::pair<std::string, std::string>> folders;
+    for (int32_t repeat = 0; repeat < flags.repeat; ++repeat)
+      folders.emplace_back(folder(flags, repeat, false), folder(flags, repeat, true));
+    report.repeats = compare_repeats(folders);
+  }
   write_file_atomically(flags.output + "/compare.json",
-                        to_json(report, flags.min_match).dump(2) + "\n");
+                        to_json(report, flags.thresholds).dump(2) + "\n");
   const std::string page = flags.html.empty() ? flags.output + "/report.html" : flags.html;
-  write_file_atomically(page, report_html(report, flags.min_match));
-  fmt::print("{}", to_text(report, flags.min_match));
+  write_file_atomically(page, report_html(report, flags.thresholds));
+  fmt::print("{}", to_text(report, flags.thresholds));
   // No request in either run: every line was answered.
   const bool nothing = report.a.requests == 0 && report.b.requests == 0;
-  return nothing || passes(report, flags.min_match) ? kExitOk : kExitThreshold;
+  return nothing || failures(report, flags.thresholds).empty() ? kExitOk : kExitThreshold;
 }
 
 int run_guarded(const RunFlags& flags, const std::function<int()>& all) {

@@ -9,13 +9,16 @@
 
 namespace mla {
 
-// How a run goes on, shows itself and is judged: --resume to --min-match.
+// How a run goes on, shows itself and is judged: --resume to --html.
 void add_flow_options(CLI::App& app, RunFlags& flags);
+// What two runs may differ by; `prefix` goes in front of what is said of each option.
+void add_threshold_options(CLI::App& app, Thresholds& thresholds, const std::string& prefix);
 
 // What can be said without opening anything. Throws UsageError.
 void check_flags(const RunFlags& flags);
 
-// The modes in the order they run, looked at but not opened.
+// The runs in their order, of each mode as many as --repeat says, looked at but not opened. The
+// first ones are those of the plans in their order.
 std::deque<ModeRun> make_modes(const RunFlags& flags, const Loaded& loaded, const Input& input);
 
 // Opens the outputs, loads the weights where there is something to run, and runs. `opened` is
@@ -24,8 +27,9 @@ std::deque<ModeRun> make_modes(const RunFlags& flags, const Loaded& loaded, cons
 bool run_modes(const RunFlags& flags, Loaded& loaded, Input& input, std::deque<ModeRun>& modes,
                Progress& progress, const std::function<void()>& opened = {});
 
-// Of both: prints the comparison, writes compare.json and the page. Returns kExitOk or kExitThreshold.
-int compare_modes(const RunFlags& flags, const std::deque<ModeRun>& modes);
+// Of both: prints the comparison, writes compare.json and the page. Returns kExitOk or
+// kExitThreshold.
+int compare_modes(const RunFlags& flags);
 
 // `all` with the flags checked and signals noted. What ends it early becomes a message and an exit
 // code: --fail-fast, a signal.

@@ -116,8 +116,8 @@ ReaderOptions reader_options(const RunFlags& flags, const Loaded& loaded) {
 }
 
 ModeRun::ModeRun(const RunFlags& flags, const Loaded& loaded, const MemoryPlan& plan,
-                 const Input& input, std::string dir)
-    : flags_(flags), plan_(plan), dir_(std::move(dir)) {
+                 const Input& input, std::string dir, std::string label)
+    : flags_(flags), plan_(plan), dir_(std::move(dir)), label_(std::move(label)) {
   if (!flags.shard.empty()) {
     const std::optional<Shard> shard = parse_shard(flags.shard);
     if (!shard) usage_fail("--shard: expected I/N with 0 <= I < N, found '{}'", flags.shard);
@@ -174,8 +174,7 @@ bool ModeRun::run(Loaded& loaded, Input& input, Progress& progress) {
   const uint64_t memory_at_start = loaded.backend->memory_in_use();
 
   const std::unordered_set<int64_t> finished = finished_indices(earlier_);
-  progress.running(plan_.chunked ? "chunked prefill on" : "chunked prefill off",
-                   input.scan() ? shard_.size(record_.input_records) - earlier_.kept() : -1,
+  progress.running(label_, input.scan() ? shard_.size(record_.input_records) - earlier_.kept() : -1,
                    earlier_.kept());
   const BatchOutcome outcome = run_batch(
       reader, engine,

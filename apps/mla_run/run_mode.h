@@ -10,6 +10,7 @@
 #include "apps/mla_run/progress.h"
 #include "lib/batch/output.h"
 #include "lib/batch/resume.h"
+#include "lib/eval/compare.h"
 
 namespace mla {
 
@@ -22,9 +23,12 @@ struct RunFlags {
   std::string progress = "auto";
   int64_t limit = -1;
   bool overwrite = false, resume = false, fail_fast = false, quiet = false;
-  double min_match = 1.0;
-  std::string html;  // where the page of both goes; "": report.html in the output folder
+  // Of both:
+  int32_t repeat = 1;  // runs of each mode
+  Thresholds thresholds;
+  std::string html;  // where the page goes; "": report.html in the output folder
 
+  bool both() const { return engine.chunked == "both"; }
   bool to_stdout() const { return output == "-"; }
 };
 
@@ -33,10 +37,10 @@ ReaderOptions reader_options(const RunFlags& flags, const Loaded& loaded);
 
 class ModeRun {
  public:
-  // `dir`: "" for standard output. With --resume it looks at what is there: throws UsageError where
-  // that is of another run.
+  // `dir`: "" for standard output; `label`: for the progress. With --resume it looks at what is
+  // there: throws UsageError where that is of another run.
   ModeRun(const RunFlags& flags, const Loaded& loaded, const MemoryPlan& plan, const Input& input,
-          std::string dir);
+          std::string dir, std::string label);
 
   // Whether an earlier run has answered every line.
   bool complete() const { return earlier_.complete; }
@@ -57,7 +61,7 @@ class ModeRun {
 
   const RunFlags& flags_;
   const MemoryPlan& plan_;
-  std::string dir_;
+  std::string dir_, label_;
   Shard shard_;
   RunRecord record_;
   EarlierOutput earlier_;

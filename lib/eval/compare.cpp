@@ -12,6 +12,8 @@
 namespace mla {
 namespace {
 
+constexpr const char* kRandomWeights =
+    "its weights are random (--load-format dummy): what its answers score means nothing";
 constexpr size_t kListed = 10;  // ids and divergences that a report lists
 constexpr size_t kShown = 32;   // characters of a text on either side of a divergence
 
@@ -164,6 +166,11 @@ void note_differences(CompareReport& report) {
   for (const RunSide* side : {&report.a, &report.b}) {
     if (side->run.is_null())
       report.notes.push_back(side->path + ": no run.json beside it, so no timing");
+  }
+  for (const RunSide* side : {&report.a, &report.b}) {
+    if (side->run.is_object() &&
+        side->run.value(Json::json_pointer("/options/load_format"), "") == "dummy")
+      report.notes.push_back(side->path + ": " + kRandomWeights);
   }
   if (!a.is_object() || !b.is_object()) return;
   const auto hash = [](const Json& run) {

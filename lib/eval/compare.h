@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lib/base/json.h"
+#include "lib/eval/repeats.h"
 
 namespace mla {
 
@@ -54,7 +55,8 @@ struct CompareReport {
   int64_t logprob_positions = 0;        // tokens that were compared so
   std::vector<Divergence> divergences;  // the first 10 in B's order
   int64_t both_right = 0, only_a_right = 0, only_b_right = 0, both_wrong = 0;  // answers known
-  std::vector<std::string> notes;  // inputs or options that differ
+  std::vector<std::string> notes;  // inputs or options that differ, and weights that are random
+  std::optional<RepeatReport> repeats;
 
   double token_identical_share() const;  // 0 where nothing was compared
   double logprob_identical_share() const;
@@ -65,14 +67,25 @@ struct CompareReport {
 // Throws Error: a run that is not finished, a torn or foreign line (path and line named).
 CompareReport compare_runs(const std::string& a, const std::string& b);
 
-// The same non-empty set of requests in both, at least one compared, and both shares at least
-// min_match. NaN and values outside [0, 1] are refused by Error.
-bool passes(const CompareReport& report, double min_match);
+// What two runs may differ by, and how right they have to be.
+struct Thresholds {
+  double min_match = 1.0;  // share of requests with the same tokens, and with the same bits; [0, 1]
+  std::optional<double> max_logprob_diff;   // at least 0; a run without logprobs is beyond it
+  std::optional<double> max_accuracy_drop;  // of A's accuracy minus B's; [0, 1]
+  std::optional<double> min_accuracy;       // of each run; [0, 1]
+};
+
+// Throws UsageError that names the option: NaN, a value out of range.
+void check(const Thresholds& thresholds);
+
+// What is beyond the thresholds, each in words; empty: it passes. The requests of both have to be
+// the same, and at least one compared.
+std::vector<std::string> failures(const CompareReport& report, const Thresholds& thresholds);
 
 // The first line of the text: what holds, in words.
 std::string verdict(const CompareReport& report);
 
-OrderedJson to_json(const CompareReport& report, double min_match);
-std::string to_text(const CompareReport& report, double min_match);
+OrderedJson to_json(const CompareReport& report, const Thresholds& thresholds);
+std::string to_text(const CompareReport& report, const Thresholds& thresholds);
 
 }  // namespace mla

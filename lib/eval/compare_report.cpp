@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "lib/base/error.h"
 #include "lib/eval/compare.h"
@@ -147,12 +148,62 @@ std::optional<double> CompareReport::mcnemar_p() const {
   return std::min(1.0, 2 * tail);
 }
 
-bool passes(const CompareReport& report, double min_match) {
-  if (!(0 <= min_match && min_match <= 1))
-    usage_fail("min-match: expected a share from 0 to 1, found {}", min_match);
-  return same_requests(report) && report.compared > 0 &&
-         report.token_identical_share() >= min_match &&
-         report.logprob_identical_share() >= min_match;
+void check(const Thresholds& t) {
+  const auto in_range = [](const char* option, const std::optional<double>& value, double most) {
+    if (value && !(*value >= 0 && *value <= most))
+      usage_fail("{}: expected a number {}, found {}", option,
+                 most == 1 ? "from 0 to 1" : "of at least 0", *value);
+  };
+  in_range("--min-match", t.min_match, 1);
+  in_range("--max-logprob-diff", t.max_logprob_diff, std::numeric_limits<double>::max());
+  in_range("--max-accuracy-drop", t.max_accuracy_drop, 1);
+  in_range("--min-accuracy", t.min_accuracy, 1);
+}
+
+namespace {
+
+void judge_accuracy(const CompareReport& r, const Thresholds& t, std::vector<std::string>& beyond) {
+  const auto a = r.a.accuracy(), b = r.b.accuracy();
+  if (t.max_accuracy_drop && !(a && b))
+    beyond.push_back("no answers are known, of which accuracy could drop");
+  if (t.max_accuracy_drop && a && b && !(*a - *b <= *t.max_accuracy_drop))
+    beyond.push_back(fmt::format("accuracy drops from {:.4f} to {:.4f}, by more than {}", *a, *b,
+                                 *t.max_accuracy_drop));
+  if (!t.min_accuracy) return;
+  for (const auto& [name, accuracy] : {std::pair("A", a), std::pair("B", b)}) {
+    if (!accuracy) {
+      beyond.push_back(fmt::format("{} has no known answers, its accuracy is to be at least {}",
+                                   name, *t.min_accuracy));
+    } else if (!(*accuracy >= *t.min_accuracy)) {
+      beyond.push_back(fmt::format("accuracy of {} is {:.4f}, less than {}", name, *accuracy,
+                                   *t.min_accuracy));
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> failures(const CompareReport& r, const Thresholds& t) {
+  check(t);
+  std::vector<std::string> beyond;
+  if (!same_requests(r)) beyond.push_back("the runs have not the same requests");
+  if (r.compared == 0) beyond.push_back("no request could be compared");
+  const auto match = [&](const char* what, double found) {
+    if (r.compared > 0 && !(found >= t.min_match))
+      beyond.push_back(
+          fmt::format("the share of requests with {} is {}, less than {}", what, found, t.min_match));
+  };
+  match("the same tokens", r.token_identical_share());
+  match("the same logprob bits", r.logprob_identical_share());
+  if (r.repeats) match("the same bits in each repeat", r.repeats->least_match);
+  if (t.max_logprob_diff && !r.max_logprob_difference)
+    beyond.push_back("no logprobs are there to compare (--logprobs)");
+  if (t.max_logprob_diff && r.max_logprob_difference &&
+      !(*r.max_logprob_difference <= *t.max_logprob_diff))
+    beyond.push_back(fmt::format("the largest logprob difference is {:.6g}, more than {}",
+                                 *r.max_logprob_difference, *t.max_logprob_diff));
+  judge_accuracy(r, t, beyond);
+  return beyond;
 }
 
 std::string verdict(const CompareReport& r) {
@@ -176,11 +227,16 @@ std::string verdict(const CompareReport& r) {
   return text;
 }
 
-OrderedJson to_json(const CompareReport& r, double min_match) {
+OrderedJson to_json(const CompareReport& r, const Thresholds& t) {
   OrderedJson j;
   j["verdict"] = verdict(r);
-  j["passes"] = passes(r, min_match);
-  j["min_match"] = min_match;
+  const std::vector<std::string> beyond = failures(r, t);
+  j["passes"] = beyond.empty();
+  j["failures"] = beyond;
+  j["min_match"] = t.min_match;
+  j["max_logprob_diff"] = or_null(t.max_logprob_diff);
+  j["max_accuracy_drop"] = or_null(t.max_accuracy_drop);
+  j["min_accuracy"] = or_null(t.min_accuracy);
   j["requests_in_both"] = r.in_both;
   j["only_in_a"] = r.only_a;
   j["only_in_b"] = r.only_b;
@@ -203,16 +259,18 @@ OrderedJson to_json(const CompareReport& r, double min_match) {
                   {"only_b_right", r.only_b_right},
                   {"both_wrong", r.both_wrong},
                   {"mcnemar_p", or_null(r.mcnemar_p())}};
+  j["repeats"] = r.repeats ? to_json(*r.repeats) : OrderedJson(nullptr);
   j["a"] = side_json(r.a);
   j["b"] = side_json(r.b);
   j["notes"] = r.notes;
   return j;
 }
 
-std::string to_text(const CompareReport& r, double min_match) {
+std::string to_text(const CompareReport& r, const Thresholds& t) {
   std::string text = verdict(r) + "\n";
-  text += fmt::format("{}: the identical share is to be at least {}\n",
-                      passes(r, min_match) ? "PASS" : "FAIL", min_match);
+  const std::vector<std::string> beyond = failures(r, t);
+  if (beyond.empty()) text += fmt::format("PASS: identical shares are at least {}\n", t.min_match);
+  for (const std::string& what : beyond) text += "FAIL: " + what + "\n";
   text += fmt::format("A: {}\nB: {}\n\n", r.a.path, r.b.path) + table_text(r);
   if (const auto p = r.mcnemar_p()) {
     text += fmt::format("right in A only {}, in B only {}, McNemar's exact p {:.4g}\n",
@@ -226,6 +284,7 @@ std::string to_text(const CompareReport& r, double min_match) {
   if (r.only_a > 0) text += "only in A: " + ids_text(r.only_a_ids, r.only_a) + "\n";
   if (r.only_b > 0) text += "only in B: " + ids_text(r.only_b_ids, r.only_b) + "\n";
   text += divergences_text(r);
+  if (r.repeats) text += to_text(*r.repeats);
   for (const std::string& note : r.notes) text += "note: " + note + "\n";
   return text;
 }

@@ -73,8 +73,9 @@ std::string name_of_side(const RunSide& side, const char* fallback) {
 
 class Page {
  public:
-  Page(const CompareReport& report, double min_match, const RequestTimes& a, const RequestTimes& b)
-      : r_(report), min_match_(min_match), a_(a), b_(b) {
+  Page(const CompareReport& report, const Thresholds& thresholds, const RequestTimes& a,
+       const RequestTimes& b)
+      : r_(report), thresholds_(thresholds), a_(a), b_(b) {
     names_[0] = name_of_side(r_.a, "A");
     names_[1] = name_of_side(r_.b, "B");
     if (names_[0] == names_[1]) names_[0] = "A", names_[1] = "B";
@@ -90,6 +91,7 @@ class Page {
     verdict_section();
     accuracy_section();
     timing_section();
+    repeats_section();
     distribution_section();
     steps_section();
     memory_section();
@@ -114,12 +116,16 @@ class Page {
   }
 
   void verdict_section() {
-    const bool good = passes(r_, min_match_);
-    const bool all = r_.compared > 0 && r_.logprob_identical == r_.compared;
-    const std::string words = good && all ? "Identical in every bit" : "Different";
-    out_ += fmt::format(R"(<div class="verdict {}">{}<p>{}</p></div>)", good ? "good" : "bad",
-                        good && !all ? "Different, within the threshold" : words,
+    const std::vector<std::string> beyond = failures(r_, thresholds_);
+    const bool good = beyond.empty();
+    const bool all = r_.compared > 0 && r_.logprob_identical == r_.compared &&
+                     r_.only_a == 0 && r_.only_b == 0;
+    const char* words = all ? "Identical in every bit" : "Different";
+    out_ += fmt::format(R"(<div class="verdict {}">{}<p>{}</p>)", good ? "good" : "bad",
+                        good && !all ? "Different, within the thresholds" : words,
                         escape_html(verdict(r_)));
+    for (const std::string& what : beyond) out_ += "<p>" + escape_html(what) + "</p>";
+    out_ += "</div>";
   }
 
   void accuracy_section() {
@@ -134,6 +140,38 @@ class Page {
         r_.both_right, r_.only_a_right, r_.only_b_right, r_.both_wrong);
     if (const auto p = r_.mcnemar_p()) out_ += fmt::format("; McNemar's exact p {:.4g}", *p);
     out_ += "</p>";
+    for (const int side : {0, 1}) {
+      if (at_or_null(at_or_null(run(side), "options"), "load_format") != "dummy") continue;
+      out_ += "<p><strong>The weights are random (--load-format dummy): the score means nothing."
+              "</strong></p>";
+      break;
+    }
+  }
+
+  // Of both modes run several times.
+  void repeats_section() {
+    if (!r_.repeats) return;
+    const RepeatReport& repeats = *r_.repeats;
+    out_ += fmt::format("<h2>Repeats</h2><p>{} runs of each mode in alternation, {} pairs with "
+                        "times; the ratio is the second over the first, pair by pair</p>",
+                        repeats.runs, repeats.pairs);
+    out_ += "<div class=wide><table>" + head("", "ratio, 95% interval") + "<tbody>";
+    for (const RepeatReport::Metric& metric : repeats.metrics) {
+      const auto values = [](const std::vector<double>& list) {
+        std::string text;
+        for (const double x : list) text += (text.empty() ? "" : ", ") + short_number(x);
+        return text;
+      };
+      const auto& interval = metric.ratio.interval;
+      out_ += "<tr>" + cell(metric.name) + cell(values(metric.a)) + cell(values(metric.b)) +
+              cell(fmt::format("{:.4f}", metric.ratio.ratio) +
+                   (interval ? fmt::format(" ({:.4f} to {:.4f})", interval->first, interval->second)
+                             : ""));
+      out_ += "</tr>";
+    }
+    out_ += "</tbody></table></div>";
+    for (const std::string& note : repeats.notes)
+      out_ += "<p class=soft>" + escape_html(note) + "</p>";
   }
 
   void timing_row(const char* label, const char* key) {
@@ -313,7 +351,7 @@ class Page {
   }
 
   const CompareReport& r_;
-  const double min_match_;
+  const Thresholds& thresholds_;
   const RequestTimes &a_, &b_;
   std::string names_[2];
   std::string out_;
@@ -348,9 +386,9 @@ RequestTimes read_request_times(const std::string& path) {
   return times;
 }
 
-std::string report_html(const CompareReport& report, double min_match) {
+std::string report_html(const CompareReport& report, const Thresholds& thresholds) {
   const RequestTimes a = read_request_times(report.a.path), b = read_request_times(report.b.path);
-  return Page(report, min_match, a, b).html();
+  return Page(report, thresholds, a, b).html();
 }
 
 }  // namespace mla

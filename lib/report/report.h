@@ -18,6 +18,6 @@ struct RequestTimes {
 RequestTimes read_request_times(const std::string& outputs_path);
 
 // Reads both runs' outputs once more for the times. Throws Error where they cannot be read.
-std::string report_html(const CompareReport& report, double min_match);
+std::string report_html(const CompareReport& report, const Thresholds& thresholds);
 
 }  // namespace mla

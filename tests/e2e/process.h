@@ -18,12 +18,15 @@ struct ProcessResult {
   std::string out, err;
 };
 
-// `arguments` is a shell fragment behind the program's path; standard input is empty or `input`.
+// `arguments` is a shell fragment behind the program's path; standard input is empty or `input`;
+// `program` stands in the build folder, settings of the environment in front of it.
 inline ProcessResult run_program(const TempDir& dir, const std::string& arguments,
-                                 const std::string& input = "/dev/null") {
+                                 const std::string& input = "/dev/null",
+                                 const std::string& environment = "",
+                                 const std::string& program = "mla-run") {
   const std::string out = dir / "stdout", err = dir / "stderr";
-  const std::string command = std::string(MLA_BINARY_DIR) + "/mla-run " + arguments + " >" + out +
-                              " 2>" + err + " <" + input;
+  const std::string command = environment + " " + std::string(MLA_BINARY_DIR) + "/" + program +
+                              " " + arguments + " >" + out + " 2>" + err + " <" + input;
   const int status = std::system(command.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(out), read_file(err)};
 }

@@ -1,3 +1,4 @@
+// The command line from the outside: parsing, subcommands, signals and exit codes.
 #include <fcntl.h>
 #include <fmt/format.h>
 
@@ -77,7 +78,7 @@ int run_command(const CommandLine& line, const mla::Settings& settings) {
   return code;
 }
 
-int run_program(int argc, char** argv) {
+int parse_and_run(int argc, char** argv) {
   CommandLine line;
   std::vector<std::string> arguments =
       mla::normalize_arguments(std::vector<std::string>(argv + 1, argv + argc));
@@ -99,24 +100,28 @@ int run_program(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+namespace mla {
+
+int run_program(int argc, char** argv) {
   // A file opened later must not take the place of a closed standard descriptor.
   for (int fd = 0; fd <= 2; ++fd)
     if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_RDONLY : O_WRONLY) < 0)
-      return mla::kExitFatal;
+      return kExitFatal;
   // A reader of our standard output that goes away is an error of write(), with a message.
   // So is a file that grows beyond what the user may write.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
   try {
-    return run_program(argc, argv);
-  } catch (const mla::UsageError& e) {
-    mla::say("mla-run: {}\n", e.what());
-    return mla::kExitUsage;
+    return parse_and_run(argc, argv);
+  } catch (const UsageError& e) {
+    say("mla-run: {}\n", e.what());
+    return kExitUsage;
   } catch (const std::bad_alloc&) {
-    mla::say("mla-run: out of memory\n");
+    say("mla-run: out of memory\n");
   } catch (const std::exception& e) {
-    mla::say("mla-run: {}\n", e.what());
+    say("mla-run: {}\n", e.what());
   }
-  return mla::kExitFatal;
+  return kExitFatal;
 }
+
+}  // namespace mla
