@@ -290,6 +290,8 @@ class Backend {
   virtual uint64_t download_later(void* to, const void* from, size_t bytes) = 0;
   virtual void wait(uint64_t ticket) = 0;
   virtual void synchronize() {}
+  // In order with the ops: the device's clock in nanoseconds, which only goes up.
+  virtual void stamp(uint64_t* at) = 0;
   // Takes memory of its own while it measures, beside that of any plan.
   virtual DevicePeaks measure_peaks() { return {}; }
 

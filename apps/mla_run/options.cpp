@@ -81,6 +81,7 @@ std::vector<EngineOptions> EngineFlags::engine_options(DeviceKind kind, uint64_t
                         .device_bytes = cuda ? device_bytes : 0,
                         .gpu_memory_utilization = gpu_memory_utilization,
                         .graphs = cuda && !enforce_eager,
+                        .stamps = !trace.empty(),
                         .prefix_caching = prefix_caching,
                         .dtype = run_dtype};
   if (!kv_cache_bytes.empty())

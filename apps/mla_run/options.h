@@ -39,6 +39,7 @@ struct EngineFlags {
   bool enforce_eager = false;
   bool prefix_caching = false;
   int threads = 0;  // 0: all that the process may use
+  std::string trace;  // where a run's steps are written; "": nowhere
 
   void add_to(CLI::App& app);
   // The modes in the order they run: off, on, or both.

@@ -26,6 +26,9 @@ void add_flow_options(CLI::App& app, RunFlags& flags) {
       ->check(CLI::IsMember({"auto", "always", "never"}))
       ->capture_default_str();
   app.add_flag("--quiet", flags.quiet, "No plan and no progress on standard error");
+  app.add_option("--trace", flags.engine.trace,
+                 "Where to write when each step ran, as Chrome's trace events (ui.perfetto.dev); "
+                 "steps take a little longer");
   app.add_option("--repeat", flags.repeat,
                  "With both: run each mode so many times, in alternation, and say how their times "
                  "compare pair by pair")
@@ -50,6 +53,20 @@ void add_threshold_options(CLI::App& app, Thresholds& thresholds, const std::str
                  prefix + "exit 4 when the accuracy of a run is lower");
 }
 
+namespace {
+
+void check_trace(const RunFlags& flags) {
+  const std::string& trace = flags.engine.trace;
+  std::error_code ignored;
+  if (trace.empty() || !std::filesystem::exists(trace, ignored)) return;
+  if (std::filesystem::equivalent(trace, flags.prompts, ignored))
+    usage_fail("--trace: expected another file than the prompts, found {}", trace);
+  if (std::filesystem::is_regular_file(trace, ignored) && !flags.overwrite && !flags.resume)
+    usage_fail("--trace: {} exists; --overwrite replaces it", trace);
+}
+
+}  // namespace
+
 void check_flags(const RunFlags& flags) {
   choose_device(flags.engine.device);  // refuses what this build has not
   if (flags.both() && flags.to_stdout())
@@ -68,6 +85,7 @@ void check_flags(const RunFlags& flags) {
                  flags.engine.chunked);
   if (!flags.shard.empty() && !parse_shard(flags.shard))
     usage_fail("--shard: expected I/N with 0 <= I < N, found '{}'", flags.shard);
+  check_trace(flags);
   if (!flags.resume) return;
   if (flags.overwrite) usage_fail("expected one of --resume and --overwrite, found both");
   if (flags.to_stdout())
@@ -113,6 +131,7 @@ bool run_modes(const RunFlags& flags, Loaded& loaded, Input& input, std::deque<M
     for (ModeRun& mode : modes) mode.end(state, error);
   };
   try {
+    StepTrace trace(flags.engine.trace);
     bool to_run = false, all_answered = true;
     for (ModeRun& mode : modes) {
       mode.open();
@@ -122,8 +141,9 @@ bool run_modes(const RunFlags& flags, Loaded& loaded, Input& input, std::deque<M
     if (to_run) load(flags.engine, flags.quiet, progress, loaded);
     for (ModeRun& mode : modes) {
       check_interrupt();
-      if (!mode.complete()) all_answered &= mode.run(loaded, input, progress);
+      if (!mode.complete()) all_answered &= mode.run(loaded, input, progress, trace);
     }
+    trace.close();
     return all_answered;
   } catch (const Stopped& e) {
     end("stopped", e.what());

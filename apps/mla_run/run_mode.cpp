@@ -162,7 +162,7 @@ void ModeRun::close_complete() const {
   }
 }
 
-bool ModeRun::run(Loaded& loaded, Input& input, Progress& progress) {
+bool ModeRun::run(Loaded& loaded, Input& input, Progress& progress, StepTrace& trace) {
   record_.load_time_s = loaded.load_seconds;
   record_.warmup_time_s = loaded.warm_up_seconds;
   write_record();
@@ -171,6 +171,8 @@ bool ModeRun::run(Loaded& loaded, Input& input, Progress& progress) {
                        loaded.text.chat_template ? &*loaded.text.chat_template : nullptr};
   Engine engine(loaded.config, *loaded.model, text, plan_,
                 static_cast<uint64_t>(flags_.sampling.seed), loaded.device == DeviceKind::cuda);
+  trace.begin_run(label_);
+  engine.trace(&trace);
   const uint64_t memory_at_start = loaded.backend->memory_in_use();
 
   const std::unordered_set<int64_t> finished = finished_indices(earlier_);

@@ -50,7 +50,7 @@ class ModeRun {
   // brought to its end, where it is not.
   void open();
   // True when every line was answered. Throws Interrupted after a signal, and Stopped.
-  bool run(Loaded& loaded, Input& input, Progress& progress);
+  bool run(Loaded& loaded, Input& input, Progress& progress, StepTrace& trace);
   // run.json says how it ended, unless it does already. Never throws.
   void end(const std::string& state, const std::string& error);
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
 #include "kernels/cpu/cpu_backend_impl.h"
@@ -57,6 +58,13 @@ void* CpuBackend<T>::allocate(size_t bytes, const std::string& what) {
   *static_cast<size_t*>(block) = total;
   blocks_.push_back(block);
   return static_cast<std::byte*>(block) + kHeader;
+}
+
+template <class T>
+void CpuBackend<T>::stamp(uint64_t* at) {
+  using namespace std::chrono;
+  const auto now = duration_cast<nanoseconds>(steady_clock::now().time_since_epoch());
+  *at = static_cast<uint64_t>(now.count());
 }
 
 template <class T>

@@ -28,6 +28,7 @@ class CpuBackend final : public Backend {
     return 0;
   }
   void wait(uint64_t) override {}
+  void stamp(uint64_t* at) override;
   Matrix create_matrix(MatrixKind kind, int64_t experts, int64_t rows, int64_t cols, DType stored,
                        int32_t heads, int32_t nope_dim) override;
   void set_rows(const Matrix& matrix, int64_t expert, int64_t row_begin,

@@ -30,6 +30,7 @@ class CudaCounter : public Backend {
   void* allocate_host(size_t) override { no_device(); }
   uint64_t download_later(void*, const void*, size_t) override { no_device(); }
   void wait(uint64_t) override { no_device(); }
+  void stamp(uint64_t*) override { no_device(); }
   Matrix create_matrix(MatrixKind, int64_t, int64_t, int64_t, DType, int32_t, int32_t) override {
     no_device();
   }
@@ -65,6 +66,7 @@ class CudaBackend final : public CudaCounter {
   uint64_t download_later(void* to, const void* from, size_t bytes) override;
   void wait(uint64_t ticket) override;
   void synchronize() override;
+  void stamp(uint64_t* at) override { cuda::stamp(at, launch_); }
   DevicePeaks measure_peaks() override;
   uint64_t memory_in_use() const override;
   void use_scratch(void* base, const ModelShape& shape) override;

@@ -35,6 +35,7 @@ void add_norm(const AddNormParams&, Launch);
 void norm(const NormParams&, Launch);
 void rope_cache(const RopeCacheParams&, Launch);
 void combine(const CombineParams&, Launch);
+void stamp(uint64_t* at, Launch);  // %globaltimer
 
 // router.cu: ids and weights from p.logits, which are there.
 void route(const RouterParams&, Launch);

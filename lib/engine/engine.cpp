@@ -317,8 +317,29 @@ void Engine::step(const Sink& sink) {
   times_.total_seconds += (now_ms() - start) / 1000;
 }
 
+void Engine::trace(StepTrace* trace) {
+  trace_ = trace && trace->on() ? trace : nullptr;
+  if (trace_) model_.set_clock();
+}
+
+TracedStep Engine::traced(const StepPlan& plan) const {
+  TracedStep step{.number = steps_launched_,
+                  .prompts = {},
+                  .num_prompts = static_cast<int64_t>(plan.prefill.size()),
+                  .prefill_tokens = plan.prefill_rows,
+                  .decode_tokens = plan.rows() - plan.prefill_rows,
+                  .sampled = static_cast<int64_t>(plan.samples.size())};
+  for (size_t i = 0; i < std::min(plan.prefill.size(), TracedStep::kMaxPrompts); ++i) {
+    const PrefillSpan& span = plan.prefill[i];
+    step.prompts.push_back(
+        {live_.at(plan.prefill_ids[i])->of->request.id, span.context, span.q_len});
+  }
+  return step;
+}
+
 bool Engine::launch() {
   const double start = now_ms();
+  const int64_t begin = steady_ns();
   StepPlan plan = scheduler_.next();
   if (plan.empty()) return false;
   if (observer_) observer_(plan);
@@ -330,7 +351,12 @@ bool Engine::launch() {
   model_.launch(plan, sampling);
   take_prompt_logprobs(plan);
   times_.model_seconds += (now_ms() - model_start) / 1000;
-  launched_.push_back({std::move(plan), start});
+  TracedStep step;
+  if (trace_) step = traced(plan);
+  step.plan_begin = begin;
+  step.plan_end = steady_ns();
+  ++steps_launched_;
+  launched_.push_back({std::move(plan), start, std::move(step)});
   return true;
 }
 
@@ -365,11 +391,12 @@ void Engine::take_prompt_logprobs(const PrefillSpan& span, std::span<const int32
 }
 
 void Engine::collect(const Sink& sink) {
-  const Launched step = std::move(launched_.front());
+  Launched step = std::move(launched_.front());
   launched_.pop_front();
   const double model_start = now_ms();
   const StepOutput out = model_.collect();
   const double now = now_ms();
+  step.traced.take_begin = steady_ns();
   times_.model_seconds += (now - model_start) / 1000;
   scheduler_.commit(step.plan, out.tokens);
   for (size_t i = 0; i < step.plan.samples.size(); ++i) {
@@ -378,7 +405,16 @@ void Engine::collect(const Sink& sink) {
     if (it == live_.end()) continue;  // it ended while this step was on its way
     LiveChoice& live = *it->second;
     live.choice().timing.prefill_chunks = scheduler_.sequence(id).first_pass_chunks;
-    if (take(live, out, i, now)) finish(id, sink);
+    if (!take(live, out, i, now)) continue;
+    finish(id, sink);
+    ++step.traced.finished;
+  }
+  if (trace_) {
+    step.traced.compute_begin = out.stamps.begin;
+    step.traced.compute_end = out.stamps.logits;
+    step.traced.sample_end = out.stamps.tokens;
+    step.traced.take_end = steady_ns();
+    trace_->add(step.traced);
   }
   count(step, now_ms());
 }

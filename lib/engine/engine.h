@@ -13,6 +13,7 @@
 #include "lib/batch/request.h"
 #include "lib/batch/result.h"
 #include "lib/engine/memory_plan.h"
+#include "lib/engine/step_trace.h"
 #include "lib/engine/timeline.h"
 #include "lib/model/model.h"
 #include "lib/schedule/scheduler.h"
@@ -67,6 +68,9 @@ class Engine {
 
   const SchedulerStats& scheduler_stats() const { return scheduler_.stats(); }
   const EngineTimes& times() const { return times_; }
+  // Steps are added to `trace`, which outlives the engine; the model has StepLimits::stamps. Before
+  // the first step.
+  void trace(StepTrace* trace);
   const StepTimeline& timeline() const { return timeline_; }  // from the start of the first step
   // Where each step's plan can be looked at before it runs; for tests and traces.
   void observe(std::function<void(const StepPlan&)> observer) { observer_ = std::move(observer); }
@@ -77,6 +81,7 @@ class Engine {
   struct Launched {
     StepPlan plan;
     double start;  // of planning, ms
+    TracedStep traced;
   };
 
   std::string prompt_text(const Request& request) const;
@@ -84,6 +89,7 @@ class Engine {
   bool launch();
   void collect(const Sink& sink);
   void count(const Launched& step, double end);
+  TracedStep traced(const StepPlan& plan) const;
   // Of the prompts of the step that was launched last, for the first choice of each request: the
   // prompt is the same for all. What it has by an earlier chunk, or from before it was preempted,
   // stays.
@@ -115,6 +121,8 @@ class Engine {
   double collected_ = 0;  // when the last step was, ms
   EngineTimes times_;
   StepTimeline timeline_;
+  StepTrace* trace_ = nullptr;
+  int64_t steps_launched_ = 0;
   double first_step_ = -1;  // when its planning began, ms; -1: not yet
   std::function<void(const StepPlan&)> observer_;
 };

@@ -46,6 +46,7 @@ void raise(StepLimits& limits, const StepLimits& other) {
   limits.num_pages = std::max(limits.num_pages, other.num_pages);
   limits.max_decode_splits = std::max(limits.max_decode_splits, other.max_decode_splits);
   limits.graphs |= other.graphs;
+  limits.stamps |= other.stamps;
 }
 
 void check(const EngineOptions& options) {
@@ -77,6 +78,7 @@ StepLimits choose_limits(const EngineOptions& options, int32_t max_model_len, in
   limits.num_pages = static_cast<int32_t>(std::min({pages, useful, kMaxPages}));
   limits.max_decode_splits = choose_decode_splits(limits);
   limits.graphs = options.graphs;
+  limits.stamps = options.stamps;
   return limits;
 }
 

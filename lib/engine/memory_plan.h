@@ -25,6 +25,7 @@ struct EngineOptions {
   uint64_t device_bytes = 0;               // of the GPU; 0: a CPU
   double gpu_memory_utilization = 0.92;    // the share of device_bytes that may be used
   bool graphs = false;
+  bool stamps = false;  // steps say when they were computed, for a trace
   bool prefix_caching = false;
   DType dtype = DType::bf16;
 };

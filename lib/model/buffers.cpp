@@ -87,9 +87,10 @@ ActivationBuffers ActivationBuffers::carve(Arena& arena, const ModelConfig& c,
 }
 
 SampledOutput SampledOutput::at(std::byte* block, int64_t rows, int64_t top) {
-  auto* ids = reinterpret_cast<int32_t*>(block);
-  auto* floats = reinterpret_cast<float*>(block);
-  return {ids, floats + rows, ids + 2 * rows, floats + 2 * rows + rows * top};
+  auto* stamps = reinterpret_cast<uint64_t*>(block);
+  auto* ids = reinterpret_cast<int32_t*>(stamps + kStamps);
+  auto* floats = reinterpret_cast<float*>(ids);
+  return {stamps, ids, floats + rows, ids + 2 * rows, floats + 2 * rows + rows * top};
 }
 
 ModelShape model_shape(const ModelConfig& c, const StepLimits& limits) {

@@ -18,6 +18,7 @@ struct StepLimits {
   int32_t num_pages = 0;          // of the KV pool
   int32_t max_decode_splits = 0;  // of the decode rows of a step
   bool graphs = false;  // steps of decode rows alone are padded to graph_sizes and replayed
+  bool stamps = false;  // steps say when they were computed
 };
 
 // Decode splits of a step, those of padding rows included.
@@ -88,13 +89,15 @@ struct ActivationBuffers {
 // What sampling gives in one block, so that one transfer reads it: the first `bytes(rows, 0)` of it
 // where no top logprobs are wanted.
 struct SampledOutput {
+  static constexpr int64_t kStamps = 3;
+  uint64_t* stamps;     // [kStamps] by the device's clock: the step's begin, its logits, its tokens
   int32_t* tokens;      // [rows]
   float* logprobs;      // [rows]
   int32_t* top_ids;     // [rows, top]
   float* top_logprobs;  // [rows, top]
 
   static size_t bytes(int64_t rows, int64_t top) {
-    return static_cast<size_t>(rows * (1 + top)) * 8;
+    return static_cast<size_t>(kStamps + rows * (1 + top)) * 8;
   }
   static SampledOutput at(std::byte* block, int64_t rows, int64_t top);
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 
 #include "lib/model/graph_sizes.h"
 #include "lib/model/rope.h"
@@ -86,7 +87,28 @@ void Model::forward(const StepPlan& plan) {
   compute(plan);
 }
 
+void Model::stamp(int64_t which) {
+  if (limits_.stamps) backend_.stamp(SampledOutput::at(a_.output, 0, 0).stamps + which);
+}
+
+void Model::set_clock() {
+  using namespace std::chrono;
+  const auto now = [] {
+    return duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
+  };
+  uint64_t* const at = SampledOutput::at(a_.output, 0, 0).stamps;
+  backend_.synchronize();
+  for (int i = 0; i < 4; ++i) {  // the quickest answer is the nearest one
+    backend_.stamp(at);
+    uint64_t device;
+    backend_.download(&device, at, sizeof device);
+    const int64_t ahead = now() - static_cast<int64_t>(device);
+    clock_ahead_ = i == 0 ? ahead : std::min(clock_ahead_, ahead);
+  }
+}
+
 void Model::compute(const StepPlan& plan) {
+  stamp(0);
   const int64_t T = plan.rows(), H = c_.hidden_size;
   backend_.embed({.ids = plan_.token_ids,
                   .sampled = a_.sampled,
@@ -355,7 +377,9 @@ void Model::replay(StepPlan plan, const std::vector<RowSampling>& sampling, int3
   backend_.replay(replay_keys_ + static_cast<uint64_t>(size), [&] {
     compute(plan);
     sampled_logits(size);
+    stamp(1);
     sample(0, size, size, kMaxTop);
+    stamp(2);
   });
 }
 
@@ -384,16 +408,17 @@ void Model::launch(const StepPlan& plan, const std::vector<RowSampling>& samplin
     const std::vector<EditGroup> groups = upload(plan, sampling, step.rows);
     compute(plan);
     if (step.rows > 0) sampled_logits(step.rows);
+    stamp(1);
     int64_t begin = 0;
     for (const EditGroup& group : groups) {
       if (begin > 0) copy(backend_, plan_.edits, group.edits);
       if (group.end > begin) sample(begin, group.end, step.rows, step.top);
       begin = group.end;
     }
+    stamp(2);
   }
   step.host = host_[launches_++ % kMaxInFlight];
-  // A step without samples is waited for as others are.
-  const size_t bytes = SampledOutput::bytes(std::max<int64_t>(step.rows, 1), most ? step.top : 0);
+  const size_t bytes = SampledOutput::bytes(step.rows, most ? step.top : 0);
   step.ticket = backend_.download_later(step.host, a_.output, bytes);
   in_flight_.push_back(step);
 }
@@ -406,6 +431,12 @@ StepOutput Model::collect() {
   const size_t S = step.samples, top = static_cast<size_t>(step.top);
   const SampledOutput from = SampledOutput::at(step.host, step.rows, step.top);
   StepOutput out;
+  if (limits_.stamps) {
+    const auto at = [&](int which) {
+      return static_cast<int64_t>(from.stamps[which]) + clock_ahead_;
+    };
+    out.stamps = {.begin = at(0), .logits = at(1), .tokens = at(2)};
+  }
   out.tokens.assign(from.tokens, from.tokens + S);
   out.logprobs.assign(from.logprobs, from.logprobs + S);
   out.top_ids.resize(S * kMaxTop);

@@ -14,8 +14,14 @@
 
 namespace mla {
 
+// When a step was computed, in nanoseconds of the host's steady clock.
+struct StepStamps {
+  int64_t begin = 0, logits = 0, tokens = 0;  // its first op, its logits, its sampled tokens
+};
+
 // What a step's sampled rows gave; index as StepPlan::samples.
 struct StepOutput {
+  StepStamps stamps;                // 0 without StepLimits::stamps
   std::vector<int32_t> tokens;      // [S]; -1 where the logits were not finite
   std::vector<float> logprobs;      // [S]
   std::vector<int32_t> top_ids;     // [S, kMaxTop]; the first SampleSpec::num_top of a row are set
@@ -62,6 +68,9 @@ class Model {
   // Waits for the oldest step that was launched.
   StepOutput collect();
   size_t in_flight() const { return in_flight_.size(); }
+  // Compares the clocks of device and host, for the stamps of steps that are collected from now on.
+  // Waits for the device.
+  void set_clock();
   // Both.
   StepOutput step(const StepPlan& plan, const std::vector<RowSampling>& sampling);
 
@@ -92,6 +101,7 @@ class Model {
   // A step of decode rows that all sample, padded to one of graph_sizes.
   void replay(StepPlan plan, const std::vector<RowSampling>& sampling, int32_t size);
   void sampled_logits(int64_t rows);
+  void stamp(int64_t which);
   // Rows [begin, end) of `rows`.
   void sample(int64_t begin, int64_t end, int64_t rows, int64_t top);
   void attention(const StepPlan& plan, const LayerWeights& w, int32_t layer);
@@ -120,6 +130,7 @@ class Model {
   std::array<std::byte*, kMaxInFlight> host_{};  // of SampledOutput
   size_t launches_ = 0;
   std::deque<Launched> in_flight_;
+  int64_t clock_ahead_ = 0;  // of the host, before the device's, ns
 };
 
 }  // namespace mla

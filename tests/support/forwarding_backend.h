@@ -28,6 +28,7 @@ class ForwardingBackend : public Backend {
   }
   void wait(uint64_t ticket) override { to_->wait(ticket); }
   void synchronize() override { to_->synchronize(); }
+  void stamp(uint64_t* at) override { to_->stamp(at); }
   DevicePeaks measure_peaks() override { return to_->measure_peaks(); }
   uint64_t memory_in_use() const override { return to_->memory_in_use(); }
   void check(const ModelShape& shape) const override { to_->check(shape); }
