@@ -171,15 +171,15 @@ bool ModeRun::run(Loaded& loaded, Input& input, Progress& progress, StepTrace& t
                        loaded.text.chat_template ? &*loaded.text.chat_template : nullptr};
   Engine engine(loaded.config, *loaded.model, text, plan_,
                 static_cast<uint64_t>(flags_.sampling.seed), loaded.device == DeviceKind::cuda);
-  trace.begin_run(label_);
-  engine.trace(&trace);
+  engine.trace(trace, label_);
   const uint64_t memory_at_start = loaded.backend->memory_in_use();
 
   const std::unordered_set<int64_t> finished = finished_indices(earlier_);
   progress.running(label_, input.scan() ? shard_.size(record_.input_records) - earlier_.kept() : -1,
                    earlier_.kept());
+  Engine* const engines[] = {&engine};
   const BatchOutcome outcome = run_batch(
-      reader, engine,
+      reader, engines,
       {.limit = flags_.limit,
        .skip = [&](int64_t index) { return !shard_.has(index) || finished.count(index) > 0; },
        .stop = interrupted,

@@ -66,6 +66,7 @@ Engine::Engine(const ModelConfig& config, Model& model, const TextSetup& text,
       model_(model),
       text_(text),
       max_model_len_(plan.limits.max_model_len),
+      max_seqs_(plan.limits.max_seqs),
       seed_(seed),
       prefix_caching_(plan.prefix_caching),
       pipelined_(pipelined),
@@ -317,9 +318,11 @@ void Engine::step(const Sink& sink) {
   times_.total_seconds += (now_ms() - start) / 1000;
 }
 
-void Engine::trace(StepTrace* trace) {
-  trace_ = trace && trace->on() ? trace : nullptr;
-  if (trace_) model_.set_clock();
+void Engine::trace(StepTrace& trace, const std::string& name) {
+  if (!trace.on()) return;
+  trace_ = &trace;
+  traced_run_ = trace.begin_run(name);
+  model_.set_clock();
 }
 
 TracedStep Engine::traced(const StepPlan& plan) const {
@@ -414,7 +417,7 @@ void Engine::collect(const Sink& sink) {
     step.traced.compute_end = out.stamps.logits;
     step.traced.sample_end = out.stamps.tokens;
     step.traced.take_end = steady_ns();
-    trace_->add(step.traced);
+    trace_->add(traced_run_, step.traced);
   }
   count(step, now_ms());
 }

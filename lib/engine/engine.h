@@ -62,15 +62,18 @@ class Engine {
   // Sequences that do not run yet.
   int64_t waiting() const { return scheduler_.num_waiting(); }
 
+  int32_t max_model_len() const { return max_model_len_; }
+  int32_t max_seqs() const { return max_seqs_; }
+
   // Launches a step, collects one. Requests that end, with all their choices, are handed to the
   // sink.
   void step(const Sink& sink);
 
   const SchedulerStats& scheduler_stats() const { return scheduler_.stats(); }
   const EngineTimes& times() const { return times_; }
-  // Steps are added to `trace`, which outlives the engine; the model has StepLimits::stamps. Before
-  // the first step.
-  void trace(StepTrace* trace);
+  // Steps are added to `trace`, which outlives the engine, as a run of this name; the model has
+  // StepLimits::stamps. Before the first step.
+  void trace(StepTrace& trace, const std::string& name);
   const StepTimeline& timeline() const { return timeline_; }  // from the start of the first step
   // Where each step's plan can be looked at before it runs; for tests and traces.
   void observe(std::function<void(const StepPlan&)> observer) { observer_ = std::move(observer); }
@@ -110,7 +113,7 @@ class Engine {
   const ModelConfig& config_;
   Model& model_;
   TextSetup text_;
-  int32_t max_model_len_;
+  int32_t max_model_len_, max_seqs_;
   uint64_t seed_;
   bool prefix_caching_;
   bool pipelined_;
@@ -122,6 +125,7 @@ class Engine {
   EngineTimes times_;
   StepTimeline timeline_;
   StepTrace* trace_ = nullptr;
+  int64_t traced_run_ = 0;
   int64_t steps_launched_ = 0;
   double first_step_ = -1;  // when its planning began, ms; -1: not yet
   std::function<void(const StepPlan&)> observer_;

@@ -1,7 +1,9 @@
-// One run of a batch: every record of a reader through the engine, every result to a sink.
+// One run of a batch: every record of a reader through one engine or several, every result to a
+// sink.
 #pragma once
 
 #include <functional>
+#include <span>
 
 #include "lib/batch/request.h"
 #include "lib/batch/run_record.h"
@@ -22,7 +24,7 @@ struct BatchOptions {
   // Asked before every step and every record; true ends the batch where it is. Empty: never.
   std::function<bool()> stop;
   bool fail_fast = false;  // the first failed record ends the batch
-  // Called after every step.
+  // Called after every step; of several engines, every now and then.
   std::function<void(const BatchProgress&)> progress;
 };
 
@@ -36,9 +38,16 @@ struct BatchOutcome {
   OrderedJson timeline;  // of StepTimeline
 };
 
-// Reads ahead only as far as keeps the engine busy. Records go to `sink` in order of completion,
-// with the record's index.
-BatchOutcome run_batch(RequestReader& reader, Engine& engine, const BatchOptions& options,
-                       const std::function<void(int64_t index, const OrderedJson&)>& sink);
+using BatchSink = std::function<void(int64_t index, const OrderedJson&)>;
+
+// Reads ahead only as far as keeps the engines busy. Records go to `sink` in order of completion,
+// with the record's index, on the calling thread. One engine runs on the calling thread. Several
+// (data parallelism) run on a thread each; a request goes to the one with the least work before it,
+// as estimated_work() has it. What an engine throws ends them all and is thrown here.
+BatchOutcome run_batch(RequestReader& reader, std::span<Engine* const> engines,
+                       const BatchOptions& options, const BatchSink& sink);
+
+// In prompt tokens: a generated token counts as some of them, and text as a token for four bytes.
+int64_t estimated_work(const Request& request, int32_t max_model_len);
 
 }  // namespace mla

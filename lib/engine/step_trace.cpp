@@ -39,62 +39,63 @@ void StepTrace::write(const OrderedJson& event) {
   first_ = false;
 }
 
-void StepTrace::track(int32_t number, const char* name) {
+void StepTrace::track(int64_t run, int32_t number, const char* name) {
   write({{"name", "thread_name"},
          {"ph", "M"},
-         {"pid", run_},
+         {"pid", run},
          {"tid", number},
          {"args", {{"name", name}}}});
   write({{"name", "thread_sort_index"},
          {"ph", "M"},
-         {"pid", run_},
+         {"pid", run},
          {"tid", number},
          {"args", {{"sort_index", number}}}});
 }
 
-void StepTrace::begin_run(const std::string& name) {
-  if (!on()) return;
-  ++run_;
-  write({{"name", "process_name"}, {"ph", "M"}, {"pid", run_}, {"args", {{"name", name}}}});
-  track(kPrefill, "prefill");
-  track(kDecode, "decode");
-  track(kSampling, "sampling");
-  track(kDetokenising, "detokenising");
-  track(kPlanning, "planning");
+int64_t StepTrace::begin_run(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  const int64_t run = ++runs_;
+  write({{"name", "process_name"}, {"ph", "M"}, {"pid", run}, {"args", {{"name", name}}}});
+  track(run, kPrefill, "prefill");
+  track(run, kDecode, "decode");
+  track(run, kSampling, "sampling");
+  track(run, kDetokenising, "detokenising");
+  track(run, kPlanning, "planning");
+  return run;
 }
 
-void StepTrace::event(int32_t track, const char* name, int64_t begin, int64_t end,
+void StepTrace::event(int64_t run, int32_t track, const char* name, int64_t begin, int64_t end,
                       OrderedJson arguments) {
   write({{"name", name},
          {"ph", "X"},
-         {"pid", run_},
+         {"pid", run},
          {"tid", track},
          {"ts", microseconds(begin - start_)},
          {"dur", microseconds(end > begin ? end - begin : 0)},
          {"args", std::move(arguments)}});
 }
 
-void StepTrace::add(const TracedStep& s) {
-  if (!on()) return;
+void StepTrace::add(int64_t run, const TracedStep& s) {
+  const std::lock_guard lock(mutex_);
   if (s.prefill_tokens > 0)
-    event(kPrefill, "prefill", s.compute_begin, s.compute_end,
+    event(run, kPrefill, "prefill", s.compute_begin, s.compute_end,
           {{"step", s.number},
            {"tokens", s.prefill_tokens},
            {"requests", s.num_prompts},
            {"prompts", prompts_json(s)},
            {"decode_tokens_beside", s.decode_tokens}});
   if (s.decode_tokens > 0)
-    event(kDecode, "decode", s.compute_begin, s.compute_end,
+    event(run, kDecode, "decode", s.compute_begin, s.compute_end,
           {{"step", s.number},
            {"tokens", s.decode_tokens},
            {"requests", s.decode_tokens},
            {"prefill_tokens_beside", s.prefill_tokens}});
   if (s.sampled > 0)
-    event(kSampling, "sampling", s.compute_end, s.sample_end,
+    event(run, kSampling, "sampling", s.compute_end, s.sample_end,
           {{"step", s.number}, {"tokens", s.sampled}, {"requests", s.sampled}});
-  event(kDetokenising, "detokenising", s.take_begin, s.take_end,
+  event(run, kDetokenising, "detokenising", s.take_begin, s.take_end,
         {{"step", s.number}, {"tokens", s.sampled}, {"requests_finished", s.finished}});
-  event(kPlanning, "planning and launching", s.plan_begin, s.plan_end,
+  event(run, kPlanning, "planning and launching", s.plan_begin, s.plan_end,
         {{"step", s.number}, {"tokens", s.prefill_tokens + s.decode_tokens}});
 }
 

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <fstream>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -30,26 +31,29 @@ struct TracedStep {
   int64_t take_begin = 0, take_end = 0;                        // on the host
 };
 
+// Engines on several threads may write one.
 class StepTrace {
  public:
   // Nothing is written to "". Throws Error where the file cannot be opened.
   explicit StepTrace(const std::string& path);
 
   bool on() const { return !path_.empty(); }
-  // What follows is of this run.
-  void begin_run(const std::string& name);
-  void add(const TracedStep& step);
+  // The number of a run that begins.
+  int64_t begin_run(const std::string& name);
+  void add(int64_t run, const TracedStep& step);
   // Throws Error where something could not be written.
   void close();
 
  private:
-  void track(int32_t number, const char* name);
-  void event(int32_t track, const char* name, int64_t begin, int64_t end, OrderedJson arguments);
+  void track(int64_t run, int32_t number, const char* name);
+  void event(int64_t run, int32_t track, const char* name, int64_t begin, int64_t end,
+             OrderedJson arguments);
   void write(const OrderedJson& event);
 
   std::string path_;
+  std::mutex mutex_;
   std::ofstream out_;
-  int64_t run_ = 0;
+  int64_t runs_ = 0;
   int64_t start_ = 0;  // of the trace
   bool first_ = true;
 };

@@ -1,5 +1,6 @@
 #include "lib/engine/timeline.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace mla {
@@ -24,6 +25,27 @@ void StepTimeline::merge_pairs() {
   }
   entries_.resize(entries_.size() / 2);
   steps_per_entry_ *= 2;
+}
+
+// Each a whole one but for its steps, of which the last has fewer.
+StepTimeline StepTimeline::merged(const std::vector<const StepTimeline*>& timelines) {
+  if (timelines.size() == 1) return *timelines.front();
+  StepTimeline all;
+  for (const StepTimeline* timeline : timelines)
+    all.steps_per_entry_ = std::max(all.steps_per_entry_, timeline->steps_per_entry_);
+  for (const StepTimeline* timeline : timelines) {
+    StepTimeline coarse = *timeline;
+    while (coarse.steps_per_entry_ < all.steps_per_entry_) coarse.merge_all();
+    all.entries_.insert(all.entries_.end(), coarse.entries_.begin(), coarse.entries_.end());
+  }
+  std::ranges::stable_sort(all.entries_, {}, &Entry::seconds);
+  while (all.entries_.size() > kMaxEntries) all.merge_all();
+  return all;
+}
+
+void StepTimeline::merge_all() {
+  if (entries_.size() % 2 == 1) entries_.push_back({entries_.back().seconds, 0, 0});
+  merge_pairs();
 }
 
 OrderedJson StepTimeline::json() const {

@@ -15,6 +15,9 @@ class StepTimeline {
   // A step that ended `seconds` after the run's start with so many rows of each kind.
   void add(double seconds, int64_t prefill_rows, int64_t decode_rows);
 
+  // Of several engines, in order of time; entries of one engine each.
+  static StepTimeline merged(const std::vector<const StepTimeline*>& timelines);
+
   // An entry is `steps_per_entry` steps, the last one perhaps fewer: a power of 2, 1 for runs of at
   // most kMaxEntries steps. {"steps_per_entry", "seconds": [end of each entry], "prefill_tokens",
   // "decode_tokens": [sums]}; seconds to the microsecond.
@@ -26,6 +29,7 @@ class StepTimeline {
     int64_t prefill, decode;
   };
   void merge_pairs();
+  void merge_all();  // pairs, and the last one where it is alone
 
   std::vector<Entry> entries_;
   int64_t steps_per_entry_ = 1;

@@ -1,0 +1,115 @@
+#include "lib/engine/batch.h"
+
+namespace mla {
+namespace {
+
+OrderedJson step_json(const StepTimes& times) {
+  return {{"steps", times.steps},
+          {"prefill_tokens", times.prefill_rows},
+          {"decode_tokens", times.decode_rows},
+          {"seconds", times.seconds},
+          {"tokens_per_second",
+           times.seconds > 0
+               ? static_cast<double>(times.prefill_rows + times.decode_rows) / times.seconds
+               : 0.0}};
+}
+
+BadLine not_finite(const Result& result) {
+  return {.index = result.index,
+          .line = result.line,
+          .openai = result.form != Form::simple,
+          .id = result.id,
+          .code = error_code::kNotFinite,
+          .message = "a log-probability is not finite"};
+}
+
+void add(const StepTimes& times, StepTimes& sum) {
+  sum.steps += times.steps;
+  sum.prefill_rows += times.prefill_rows;
+  sum.decode_rows += times.decode_rows;
+  sum.seconds += times.seconds;
+}
+
+}  // namespace
+
+Batch::Batch(RequestReader& reader, const BatchOptions& options, const BatchSink& sink)
+    : reader_(reader), options_(options), sink_(sink) {}
+
+bool Batch::goes_on() {
+  if (outcome_.end == BatchEnd::all && options_.stop && options_.stop())
+    outcome_.end = BatchEnd::stopped;
+  return outcome_.end == BatchEnd::all;
+}
+
+void Batch::failed(const BadLine& bad) {
+  if (++progress_.failed == 1) {
+    outcome_.first_failure = bad.message;
+    if (options_.fail_fast) outcome_.end = BatchEnd::failed_fast;
+  }
+  sink_(bad.index, to_json(bad));
+}
+
+void Batch::finished(const Engine::Finished& item) {
+  if (outcome_.end != BatchEnd::all) return;  // a step may end several requests
+  ++progress_.done;
+  if (const auto* bad = std::get_if<BadLine>(&item)) return failed(*bad);
+  const Result& result = std::get<Result>(item);
+  if (!is_finite(result)) return failed(not_finite(result));
+  summary_.add(result);
+  sink_(result.index, to_json(result));
+}
+
+std::optional<Request> Batch::next() {
+  while (more_ && goes_on() && (options_.limit < 0 || reader_.records() < options_.limit)) {
+    std::optional<Record> record = reader_.next();
+    if (!record) break;
+    const int64_t index = reader_.records() - 1;
+    if (options_.skip && options_.skip(index)) continue;
+    ++progress_.read;
+    if (auto* request = std::get_if<Request>(&*record)) return std::move(*request);
+    finished(std::get<BadLine>(std::move(*record)));
+  }
+  more_ = false;
+  return std::nullopt;
+}
+
+void Batch::show_progress(int64_t prefill_tokens, int64_t decode_tokens) {
+  progress_.prefill_tokens = prefill_tokens;
+  progress_.decode_tokens = decode_tokens;
+  if (options_.progress) options_.progress(progress_);
+}
+
+BatchOutcome Batch::outcome(std::span<Engine* const> engines) {
+  RunCounts& counts = outcome_.counts;
+  counts.requests = progress_.done;
+  counts.ok = progress_.done - progress_.failed;
+  counts.failed = progress_.failed;
+  EngineTimes times;
+  std::vector<const StepTimeline*> timelines;
+  for (const Engine* engine : engines) {
+    const SchedulerStats& stats = engine->scheduler_stats();
+    counts.prompts_split += stats.prompts_split;
+    counts.chunks += stats.chunks;
+    counts.cached_tokens += stats.cached_tokens;
+    counts.passes += stats.passes;
+    counts.preemptions += stats.preemptions;
+    counts.steps += stats.steps;
+    add(engine->times().prefill, times.prefill);
+    add(engine->times().decode, times.decode);
+    add(engine->times().mixed, times.mixed);
+    times.model_seconds += engine->times().model_seconds;
+    times.total_seconds += engine->times().total_seconds;
+    timelines.push_back(&engine->timeline());
+  }
+  using namespace std::chrono;
+  outcome_.summary = summary_.summary(duration<double>(steady_clock::now() - start_).count());
+  outcome_.timeline = StepTimeline::merged(timelines).json();
+  outcome_.summary["prefill_steps"] = step_json(times.prefill);
+  outcome_.summary["decode_steps"] = step_json(times.decode);
+  outcome_.summary["mixed_steps"] = step_json(times.mixed);
+  outcome_.summary["model_share_of_step_time"] =
+      times.total_seconds > 0 ? times.model_seconds / times.total_seconds : 0.0;
+  return std::move(outcome_);
+}
+
+}  // namespace mla
