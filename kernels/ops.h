@@ -54,6 +54,17 @@ struct HostTensor {
   int64_t row_stride = 0;  // in elements
 };
 
+// A piece [rows, cols] of a tensor of random values, from its row first_row and column first_col
+// on. An element is a function of the seed and its place in the whole tensor, so that pieces of it
+// fit together: normally distributed, mean 0.
+struct NormalTensor {
+  uint64_t seed = 0;
+  float deviation = 1.0f;
+  int64_t first_row = 0, first_col = 0;
+  int64_t rows = 0, cols = 0;
+  int64_t row_stride = 0;  // columns of the whole tensor
+};
+
 struct EmbedParams {
   const int32_t* ids;      // [T]; id < 0: the token sampled[-1 - id], which is not read back yet
   const int32_t* sampled;  // device token slots, see SampleParams; may be null without such ids
@@ -64,11 +75,12 @@ struct EmbedParams {
 
 // residual += delta (fp32, one rounding); out = RMSNorm(residual)·weight.
 struct AddNormParams {
-  void* residual;       // [T, H], updated in place; with `rows` it is only read
-  const float* delta;   // [T, H] fp32, or null: nothing is added
-  const float* weight;  // [H]
-  const int32_t* rows;  // [T] or null: row t reads residual and delta row rows[t]
-  void* out;            // [T, H]
+  void* residual;                       // [T, H], updated in place; with `rows` it is only read
+  const float* delta;                   // [T, H] fp32, or null: nothing is added
+  const void* delta_rounded = nullptr;  // [T, H] instead, in the run dtype
+  const float* weight;                  // [H]
+  const int32_t* rows;                  // [T] or null: row t reads residual and delta row rows[t]
+  void* out;                            // [T, H]
   int64_t T, H;
   float eps;
 };
@@ -206,9 +218,18 @@ struct ExpertsParams {
 struct CombineParams {
   const void* expert_out;  // [T, K+S, H]
   const float* weights;    // [T, K]
-  void* residual;          // [T, H]
+  void* residual;          // [T, H]; not looked at with `sum`
+  void* sum = nullptr;     // [T, H]: the sum alone is rounded to here
   int64_t T, H;
   int32_t K, S;
+};
+
+// Rows that are there in pieces of columns, put together: out[r][c] = parts[c / width][r][c %
+// width].
+struct JoinColumnsParams {
+  const float* parts;  // [ceil(cols / width), rows, width]
+  float* out;          // [rows, cols]
+  int64_t rows, width, cols;
 };
 
 // A token of a row whose logit is changed before sampling: see edited_logit of kernels/sampling.h.
@@ -275,6 +296,8 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual std::string name() const = 0;  // "cpu", "cuda"
+  // Of a backend that hands on to another: that one.
+  virtual Backend& device() { return *this; }
   virtual DType dtype() const = 0;       // the run dtype
 
   // Memory of the device, zeroed, freed with the backend. Throws Error that names `what` and the
@@ -318,9 +341,10 @@ class Backend {
                         const HostTensor& source) = 0;
   // After the last set_rows.
   virtual void finish_matrix(Matrix& matrix) = 0;
-  // Instead of set_rows: normally distributed values of the given deviation, a function of the seed
-  // and the place. False where the backend leaves that to the caller.
-  virtual bool fill_normal(const Matrix& /*matrix*/, uint64_t /*seed*/, float /*deviation*/) {
+  // Instead of set_rows: the source is made in place. It may have fewer columns than the matrix,
+  // which keeps its zeros there. False where the backend leaves that to the caller.
+  virtual bool fill_normal(const Matrix& /*matrix*/, int64_t /*expert*/, int64_t /*row_begin*/,
+                           const NormalTensor& /*source*/) {
     return false;
   }
   // Bytes that create_matrix would take.
@@ -339,6 +363,7 @@ class Backend {
   virtual void router(const RouterParams&) = 0;
   virtual void experts(const ExpertsParams&) = 0;
   virtual void combine(const CombineParams&) = 0;
+  virtual void join_columns(const JoinColumnsParams&) = 0;
   virtual void sample(const SampleParams&) = 0;
 };
 

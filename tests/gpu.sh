@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU of compute capability 9.0: builds, runs all tests with the CUDA backend
+# Everything that needs a GPU of compute capability 9.0, or as many as there are: builds, runs all tests with the CUDA backend
 # required, compute-sanitizer on small shapes, and the benches.
 #   tests/gpu.sh [all|test|sanitize|bench]...
 #   BUILD_DIR=build-gpu      where to build
@@ -11,6 +11,8 @@ cd "$(dirname "$0")/.."
 build=${BUILD_DIR:-build-gpu}
 export MLA_TEST_ASSETS=${MLA_TEST_ASSETS:-$PWD/../shared/data}
 export MLA_REQUIRE_CUDA=1
+MLA_REQUIRE_GPUS=$(nvidia-smi --list-gpus | wc -l)
+export MLA_REQUIRE_GPUS
 steps=("$@")
 [ ${#steps[@]} -eq 0 ] && steps=(all)
 wants() { [[ " ${steps[*]} " == *" all "* || " ${steps[*]} " == *" $1 "* ]]; }

@@ -8,9 +8,10 @@
 namespace mla {
 
 std::unique_ptr<Backend> make_backend([[maybe_unused]] DeviceKind device, DType dtype, int threads,
-                                      [[maybe_unused]] bool graphs) {
+                                      [[maybe_unused]] bool graphs,
+                                      [[maybe_unused]] int32_t number) {
 #ifdef MLA_WITH_CUDA
-  if (device == DeviceKind::cuda) return make_cuda_backend({.device = 0, .graphs = graphs});
+  if (device == DeviceKind::cuda) return make_cuda_backend({.device = number, .graphs = graphs});
 #endif
   return make_cpu_backend(dtype, threads);
 }

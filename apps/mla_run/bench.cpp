@@ -208,6 +208,8 @@ OrderedJson to_json(const BenchFlags& flags, const Loaded& loaded, const DeviceP
           {"dtype", std::string(name_of(loaded.dtype))},
           {"load_format", flags.engine.load_format},
           {"enforce_eager", flags.engine.enforce_eager},
+          {"tensor_parallel_size", flags.engine.tensor_parallel},
+          {"communication", loaded.models.front()->communication()},
           {"threads", flags.engine.run_threads()},
           {"sampling",
            {{"temperature", s.temperature},
@@ -227,8 +229,9 @@ OrderedJson to_json(const BenchFlags& flags, const Loaded& loaded, const DeviceP
 
 std::string to_text(const Loaded& loaded, const DevicePeaks& peaks,
                     const std::vector<Outcome>& outcomes) {
-  std::string text =
-      fmt::format("{} ({}), {}", loaded.memory.name, loaded.backend->name(), name_of(loaded.dtype));
+  const int32_t ranks = loaded.plans.front().limits.ranks;
+  std::string text = fmt::format("{}{} ({}), {}", ranks > 1 ? fmt::format("{} x ", ranks) : "",
+                                 loaded.memory.name, loaded.backend->name(), name_of(loaded.dtype));
   if (peaks.flops > 0)
     text += fmt::format("; measured peaks: {:.1f} TFLOP/s, {:.1f} GB/s", peaks.flops / 1e12,
                         peaks.bytes_per_second / 1e9);
@@ -265,6 +268,17 @@ void check_output(const std::string& path) {
     usage_fail("--output {}: expected a folder {}, found none", path, folder.string());
 }
 
+// Of the ranks together.
+DevicePeaks measure_peaks(const EngineFlags& flags, const Loaded& loaded) {
+  const int32_t ranks = flags.tensor_parallel;
+  if (ranks == 1) return loaded.backend->measure_peaks();
+  DevicePeaks peaks =
+      make_backend(loaded.device, loaded.dtype, flags.run_threads(), false)->measure_peaks();
+  peaks.flops *= ranks;
+  peaks.bytes_per_second *= ranks;
+  return peaks;
+}
+
 int bench(const BenchFlags& flags) {
   const std::vector<Workload> workloads = choose_workloads(flags);
   check_output(flags.output);
@@ -274,7 +288,7 @@ int bench(const BenchFlags& flags) {
   for (const MemoryPlan& plan : loaded->plans)
     for (const Workload& workload : workloads) check_fits(workload, plan);
   // While the memory that it takes for itself is free.
-  const DevicePeaks peaks = loaded->backend->measure_peaks();
+  const DevicePeaks peaks = measure_peaks(flags.engine, *loaded);
   Progress progress("auto", flags.quiet);
   load(flags.engine, flags.quiet, progress, *loaded);
 
@@ -286,7 +300,7 @@ int bench(const BenchFlags& flags) {
   for (const Workload& workload : workloads) {
     for (const MemoryPlan& plan : loaded->plans) {
       const Bench setup{.config = loaded->config,
-                        .model = *loaded->model,
+                        .model = *loaded->models.front(),
                         .text = text,
                         .plan = plan,
                         .sampling = sampling,

@@ -10,7 +10,7 @@
 #include "apps/mla_run/options.h"
 #include "apps/mla_run/progress.h"
 #include "lib/engine/memory_plan.h"
-#include "lib/model/model.h"
+#include "lib/model/runner.h"
 
 namespace mla {
 
@@ -23,12 +23,12 @@ struct Loaded {
   std::string fingerprint;
   TextFiles text;
   std::vector<MemoryPlan> plans;  // one a mode
-  // Until the weights are loaded; absent with dummy ones. Before the backend, whose threads read
-  // it.
-  std::optional<Checkpoint> checkpoint;
-  std::unique_ptr<Backend> backend;
-  ModelWeights weights;
-  std::unique_ptr<Model> model;
+  // Until the weights are loaded; null with dummy ones. Before the backend, whose threads read it.
+  // Ranks share it.
+  std::shared_ptr<Checkpoint> checkpoint;
+  std::unique_ptr<Backend> backend;  // of several devices one that only counts: each has its own
+  ModelWeights weights;              // of a single device
+  std::vector<std::unique_ptr<ModelRunner>> models;  // of data parallelism; at least one
   double load_seconds = 0, warm_up_seconds = 0;
   std::vector<std::string> warnings;
 };
@@ -37,7 +37,10 @@ struct Loaded {
 // is refused here.
 std::unique_ptr<Loaded> prepare(const EngineFlags& flags);
 
-// Loads the weights and, where it is not there yet, the tokenizer, makes the model and warms it up.
+// Whether threads of a failed run were left behind: the process has to end without destructors.
+bool threads_abandoned();
+
+// Loads the weights and, where it is not there yet, the tokenizer, makes the models and warms them up.
 // Prints the plans unless `quiet`. Throws Interrupted after a signal.
 void load(const EngineFlags& flags, bool quiet, Progress& progress, Loaded& loaded);
 

@@ -58,9 +58,22 @@ void EngineFlags::add_to(CLI::App& app) {
                  "dummy: seeded random weights, no files but config.json")
       ->check(CLI::IsMember({"auto", "dummy"}))
       ->capture_default_str();
+  app.add_flag("--disable-custom-all-reduce", no_custom_all_reduce,
+               "Ranks on GPUs add through NCCL alone, not over their own memory where that is "
+               "faster; changes no bit");
+  app.add_option("--rank-timeout", rank_timeout,
+                 "With several devices: seconds after which one that gives no sign of life ends the "
+                 "run")
+      ->check(CLI::Range(0.1, 1e6))
+      ->capture_default_str();
   app.add_flag("--enforce-eager", enforce_eager, "No CUDA graphs");
   app.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", prefix_caching,
                "Keep the KV pages of prompts and share them among prompts that begin alike");
+  app.add_option("--tensor-parallel-size", tensor_parallel,
+                 "Ranks that share the model, each with a GPU of its own, or a share of the CPU "
+                 "threads. Also -tp")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
   app.add_option("--threads", threads, "CPU threads; 0: all that the process may use")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
@@ -83,6 +96,7 @@ std::vector<EngineOptions> EngineFlags::engine_options(DeviceKind kind, uint64_t
                         .graphs = cuda && !enforce_eager,
                         .stamps = !trace.empty(),
                         .prefix_caching = prefix_caching,
+                        .ranks = tensor_parallel,
                         .dtype = run_dtype};
   if (!kv_cache_bytes.empty())
     options.kv_cache_bytes = parse_size(kv_cache_bytes, "--kv-cache-memory-bytes");
@@ -334,6 +348,10 @@ std::vector<std::string> normalize_arguments(std::vector<std::string> arguments)
       const bool value = next == "on" || next == "off" || next == "both";
       result.push_back("--chunked-prefill=" + (value ? next : std::string("on")));
       if (value) ++i;
+    } else if (word == "-dp" || word.starts_with("-dp=")) {
+      result.push_back("--data-parallel-size" + word.substr(3));
+    } else if (word == "-tp" || word.starts_with("-tp=")) {
+      result.push_back("--tensor-parallel-size" + word.substr(3));
     } else {
       result.push_back(word);
     }

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -38,6 +39,10 @@ struct EngineFlags {
   std::string load_format = "auto";
   bool enforce_eager = false;
   bool prefix_caching = false;
+  int32_t tensor_parallel = 1;  // ranks that share a model
+  bool no_custom_all_reduce = false;
+  double rank_timeout = 300;  // seconds without a sign of life from a rank
+  int32_t data_parallel = 1;    // models, each with its ranks and an engine
   int threads = 0;  // 0: all that the process may use
   std::string trace;  // where a run's steps are written; "": nowhere
 
@@ -53,6 +58,10 @@ struct EngineFlags {
   DType run_dtype(const ModelConfig& config) const;
   int run_threads() const;
   bool dummy() const { return load_format == "dummy"; }
+  // Devices in all.
+  int32_t devices() const { return tensor_parallel * data_parallel; }
+  // CPU threads of each.
+  int threads_of_each() const { return std::max(1, run_threads() / devices()); }
   static int32_t default_max_seqs(DeviceKind kind);
 };
 
@@ -95,7 +104,8 @@ void say(fmt::format_string<Args...> format, Args&&... args) {
 }
 
 // `--chunked-prefill` takes the next word only if it is on, off or both;
-// `--[no-]enable-chunked-prefill` are the same option; without a subcommand it is `run`.
+// `--[no-]enable-chunked-prefill` are the same option; `-tp` is `--tensor-parallel-size`, `-dp`
+// `--data-parallel-size`; without a subcommand it is `run`.
 std::vector<std::string> normalize_arguments(std::vector<std::string> arguments);
 
 }  // namespace mla

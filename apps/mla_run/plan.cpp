@@ -8,6 +8,7 @@
 #include "apps/mla_run/checkpoint_setup.h"
 #include "apps/mla_run/commands.h"
 #include "apps/mla_run/options.h"
+#include "lib/model/shard.h"
 
 namespace mla {
 
@@ -32,14 +33,17 @@ Command add_plan(CLI::App& app) {
     const auto backend = make_counting_backend(device, dtype);
     // Only config.json is read: float32 weights are what a float32 config says.
     const DType stored = config.dtype == "float32" ? DType::f32 : DType::bf16;
-    const size_t weights = weight_bytes(config, *backend, stored);
+    const int32_t ranks = flags->engine.tensor_parallel;
+    check_tensor_parallel(config, ranks);
+    const size_t weights = weight_bytes(config, {.size = ranks}, *backend, stored);
     const uint64_t given =
         flags->device_memory.empty() ? 0 : parse_size(flags->device_memory, "--device-memory");
-    const uint64_t memory = given > 0 ? given : device_memory(device).total_bytes;
+    const uint64_t memory = given > 0 ? given : device_memory(device, {.ranks = ranks}).total_bytes;
     bool fits = true;
     OrderedJson list = OrderedJson::array();
     for (const MemoryPlan& plan : make_memory_plans(
-             config, flags->engine.engine_options(device, memory, dtype), *backend, weights)) {
+             rank_config(config, ranks), flags->engine.engine_options(device, memory, dtype),
+             *backend, weights)) {
       list.push_back(to_json(plan));
       list.back()["chunked_prefill"] = plan.chunked ? "on" : "off";
       if (!flags->json) fmt::print("{}", to_text(plan));

@@ -8,6 +8,7 @@
 #include <cstdio>
 
 #include "apps/mla_run/commands.h"
+#include "apps/mla_run/loaded.h"
 #include "apps/mla_run/options.h"
 #include "apps/mla_run/settings.h"
 #include "lib/base/error.h"
@@ -98,6 +99,20 @@ int parse_and_run(int argc, char** argv) {
   return run_command(line, settings);
 }
 
+int guarded(int argc, char** argv) {
+  try {
+    return parse_and_run(argc, argv);
+  } catch (const mla::UsageError& e) {
+    mla::say("mla-run: {}\n", e.what());
+    return mla::kExitUsage;
+  } catch (const std::bad_alloc&) {
+    mla::say("mla-run: out of memory\n");
+  } catch (const std::exception& e) {
+    mla::say("mla-run: {}\n", e.what());
+  }
+  return mla::kExitFatal;
+}
+
 }  // namespace
 
 namespace mla {
@@ -111,17 +126,13 @@ int run_program(int argc, char** argv) {
   // So is a file that grows beyond what the user may write.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
-  try {
-    return parse_and_run(argc, argv);
-  } catch (const UsageError& e) {
-    say("mla-run: {}\n", e.what());
-    return kExitUsage;
-  } catch (const std::bad_alloc&) {
-    say("mla-run: out of memory\n");
-  } catch (const std::exception& e) {
-    say("mla-run: {}\n", e.what());
+  const int code = guarded(argc, argv);
+  if (threads_abandoned()) {
+    // They may wait for a device for ever, and destructors for them.
+    std::fflush(nullptr);
+    std::_Exit(code);
   }
-  return kExitFatal;
+  return code;
 }
 
 }  // namespace mla

@@ -26,6 +26,11 @@ void add_flow_options(CLI::App& app, RunFlags& flags) {
       ->check(CLI::IsMember({"auto", "always", "never"}))
       ->capture_default_str();
   app.add_flag("--quiet", flags.quiet, "No plan and no progress on standard error");
+  app.add_option("--data-parallel-size", flags.engine.data_parallel,
+                 "Engines over the one file, each with a model on GPUs of its own, or a share of "
+                 "the CPU threads. Also -dp")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
   app.add_option("--trace", flags.engine.trace,
                  "Where to write when each step ran, as Chrome's trace events (ui.perfetto.dev); "
                  "steps take a little longer");
@@ -42,8 +47,9 @@ void add_flow_options(CLI::App& app, RunFlags& flags) {
 
 void add_threshold_options(CLI::App& app, Thresholds& thresholds, const std::string& prefix) {
   app.add_option("--min-match", thresholds.min_match,
-                 prefix + "exit 4 when a smaller share of requests has the same tokens and the "
-                          "same logprob hash")
+                 prefix +
+                     "exit 4 when a smaller share of requests has the same tokens and the "
+                     "same logprob hash")
       ->capture_default_str();
   app.add_option("--max-logprob-diff", thresholds.max_logprob_diff,
                  prefix + "exit 4 when a logprob differs by more; needs --logprobs in the runs");

@@ -50,6 +50,8 @@ OrderedJson options_json(const RunFlags& flags, const Loaded& loaded, const Memo
           {"gpu_memory_utilization", loaded.device == DeviceKind::cuda
                                          ? OrderedJson(flags.engine.gpu_memory_utilization)
                                          : OrderedJson(nullptr)},
+          {"tensor_parallel_size", plan.limits.ranks},
+          {"data_parallel_size", flags.engine.data_parallel},
           {"threads", flags.engine.run_threads()},
           {"limit", flags.limit < 0 ? OrderedJson(nullptr) : OrderedJson(flags.limit)},
           {"shard", flags.shard.empty() ? OrderedJson(nullptr) : OrderedJson(flags.shard)},
@@ -102,6 +104,13 @@ std::unordered_set<int64_t> finished_indices(const EarlierOutput& earlier) {
   for (const auto* places : {&earlier.partial, &earlier.outputs})
     for (const RecordPlace& place : *places) indices.insert(place.index);
   return indices;
+}
+
+// The most of any device.
+uint64_t memory_in_use(const Loaded& loaded) {
+  uint64_t most = 0;
+  for (const auto& model : loaded.models) most = std::max(most, model->memory_in_use());
+  return most;
 }
 
 }  // namespace
@@ -165,21 +174,29 @@ void ModeRun::close_complete() const {
 bool ModeRun::run(Loaded& loaded, Input& input, Progress& progress, StepTrace& trace) {
   record_.load_time_s = loaded.load_seconds;
   record_.warmup_time_s = loaded.warm_up_seconds;
+  const std::string communication = loaded.models.front()->communication();
+  if (!communication.empty()) record_.build["communication"] = communication;
   write_record();
   RequestReader reader(input.open(), flags_.prompts, reader_options(flags_, loaded));
   const TextSetup text{loaded.text.tokenizer ? &*loaded.text.tokenizer : nullptr,
                        loaded.text.chat_template ? &*loaded.text.chat_template : nullptr};
-  Engine engine(loaded.config, *loaded.model, text, plan_,
-                static_cast<uint64_t>(flags_.sampling.seed), loaded.device == DeviceKind::cuda);
-  engine.trace(trace, label_);
-  const uint64_t memory_at_start = loaded.backend->memory_in_use();
+  std::deque<Engine> engines;
+  std::vector<Engine*> all;
+  for (const auto& model : loaded.models) {
+    const bool alone = loaded.models.size() == 1;
+    Engine& engine = engines.emplace_back(loaded.config, *model, text, plan_,
+                                          static_cast<uint64_t>(flags_.sampling.seed),
+                                          loaded.device == DeviceKind::cuda);
+    engine.trace(trace, alone ? label_ : fmt::format("{}, engine {}", label_, all.size()));
+    all.push_back(&engine);
+  }
+  const uint64_t memory_at_start = memory_in_use(loaded);
 
   const std::unordered_set<int64_t> finished = finished_indices(earlier_);
   progress.running(label_, input.scan() ? shard_.size(record_.input_records) - earlier_.kept() : -1,
                    earlier_.kept());
-  Engine* const engines[] = {&engine};
   const BatchOutcome outcome = run_batch(
-      reader, engines,
+      reader, all,
       {.limit = flags_.limit,
        .skip = [&](int64_t index) { return !shard_.has(index) || finished.count(index) > 0; },
        .stop = interrupted,
@@ -214,7 +231,7 @@ void ModeRun::finish(const RequestReader& reader, const Loaded& loaded, uint64_t
   writer_->finish();
   warn_of_lines(reader, record_);
   record_.summary["peak_memory_bytes"] = peak_memory_bytes();
-  if (const uint64_t in_use = loaded.backend->memory_in_use(); in_use > 0) {
+  if (const uint64_t in_use = memory_in_use(loaded); in_use > 0) {
     record_.summary["device_memory_bytes"] = in_use;
     record_.summary["device_memory_bytes_at_start"] = memory_at_start;
   }

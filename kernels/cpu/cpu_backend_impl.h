@@ -49,6 +49,7 @@ class CpuBackend final : public Backend {
   void router(const RouterParams&) override;
   void experts(const ExpertsParams&) override;
   void combine(const CombineParams&) override;
+  void join_columns(const JoinColumnsParams&) override;
   void sample(const SampleParams&) override;
 
  private:

@@ -1,4 +1,4 @@
-// Embedding, norms, RoPE with the cache write, combine.
+// Embedding, norms, RoPE with the cache write, combine, columns joined.
 #include <algorithm>
 
 #include "kernels/cpu/cpu_backend_impl.h"
@@ -42,11 +42,13 @@ void CpuBackend<T>::add_norm(const AddNormParams& p) {
       const int64_t row = p.rows ? p.rows[t] : t;
       T* residual = static_cast<T*>(p.residual) + row * p.H;
       to_floats(residual, x.data(), p.H);
-      if (p.delta) {
-        const float* delta = p.delta + row * p.H;
-        for (int64_t i = 0; i < p.H; ++i) x[i] = to_f32(from_f32<T>(x[i] + delta[i]));
+      const auto add = [&](const auto* delta) {
+        delta += row * p.H;
+        for (int64_t i = 0; i < p.H; ++i) x[i] = to_f32(from_f32<T>(x[i] + to_f32(delta[i])));
         if (!p.rows) from_floats(x.data(), residual, p.H);
-      }
+      };
+      if (p.delta) add(p.delta);
+      if (p.delta_rounded) add(static_cast<const T*>(p.delta_rounded));
       write_norm(x.data(), p.weight, p.H, p.eps, static_cast<T*>(p.out) + t * p.H);
     }
   }
@@ -117,10 +119,23 @@ void CpuBackend<T>::combine(const CombineParams& p) {
         const T* out = static_cast<const T*>(p.expert_out) + (t * slots + k) * p.H;
         for (int64_t i = 0; i < p.H; ++i) sum[i] = std::fma(weight, to_f32(out[i]), sum[i]);
       }
+      if (p.sum) {
+        from_floats(sum.data(), static_cast<T*>(p.sum) + t * p.H, p.H);
+        continue;
+      }
       T* residual = static_cast<T*>(p.residual) + t * p.H;
       for (int64_t i = 0; i < p.H; ++i) residual[i] = from_f32<T>(sum[i] + to_f32(residual[i]));
     }
   }
+}
+
+template <class T>
+void CpuBackend<T>::join_columns(const JoinColumnsParams& p) {
+#pragma omp parallel for num_threads(threads_) schedule(static)
+  for (int64_t r = 0; r < p.rows; ++r)
+    for (int64_t c = 0; c < p.cols; c += p.width)
+      std::copy_n(p.parts + (c / p.width * p.rows + r) * p.width, std::min(p.width, p.cols - c),
+                  p.out + r * p.cols + c);
 }
 
 template void CpuBackend<float>::embed(const EmbedParams&);
@@ -128,10 +143,12 @@ template void CpuBackend<float>::add_norm(const AddNormParams&);
 template void CpuBackend<float>::norm(const NormParams&);
 template void CpuBackend<float>::rope_cache(const RopeCacheParams&);
 template void CpuBackend<float>::combine(const CombineParams&);
+template void CpuBackend<float>::join_columns(const JoinColumnsParams&);
 template void CpuBackend<bf16>::embed(const EmbedParams&);
 template void CpuBackend<bf16>::add_norm(const AddNormParams&);
 template void CpuBackend<bf16>::norm(const NormParams&);
 template void CpuBackend<bf16>::rope_cache(const RopeCacheParams&);
 template void CpuBackend<bf16>::combine(const CombineParams&);
+template void CpuBackend<bf16>::join_columns(const JoinColumnsParams&);
 
 }  // namespace mla::cpu

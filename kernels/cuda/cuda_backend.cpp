@@ -8,6 +8,13 @@
 
 namespace mla {
 
+int cuda_device_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  (void)cudaGetLastError();
+  return 0;
+}
+
 bool cuda_available() {
   int count = 0, major = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
@@ -104,6 +111,7 @@ size_t CudaCounter::scratch_bytes(const ModelShape& shape) const {
 }
 
 CudaBackend::CudaBackend(const CudaOptions& options) : options_(options) {
+  launch_.device = options.device;
   MLA_CUDA_CHECK(cudaSetDevice(options.device));
   MLA_CUDA_CHECK(
       cudaDeviceGetAttribute(&launch_.sms, cudaDevAttrMultiProcessorCount, options.device));
@@ -278,14 +286,16 @@ void CudaBackend::set_rows(const Matrix& matrix, int64_t expert, int64_t row_beg
 
 void CudaBackend::finish_matrix(Matrix& matrix) {
   if (pool_) pool_->drain();
-  if (matrix.kind != MatrixKind::kv_b) return;
-  transpose_uk(matrix, launch_.stream);
+  if (matrix.kind == MatrixKind::kv_b) transpose_uk(matrix, launch_.stream);
   synchronize();  // products read weights before the kernels in front of them have ended
 }
 
-bool CudaBackend::fill_normal(const Matrix& m, uint64_t seed, float deviation) {
-  cuda::fill_normal(m.data, m.experts * m.rows * m.cols, seed, deviation, launch_.stream);
-  synchronize();  // as in finish_matrix
+bool CudaBackend::fill_normal(const Matrix& m, int64_t expert, int64_t row_begin,
+                              const NormalTensor& source) {
+  if (source.cols > m.cols)
+    fail("random weights: expected at most {} columns, found {}", m.cols, source.cols);
+  cuda::fill_normal(placement(m, expert, row_begin, source.rows, m.cols), m.cols, source,
+                    launch_.stream);
   return true;
 }
 

@@ -48,6 +48,7 @@ class CudaCounter : public Backend {
   void router(const RouterParams&) override { no_device(); }
   void experts(const ExpertsParams&) override { no_device(); }
   void combine(const CombineParams&) override { no_device(); }
+  void join_columns(const JoinColumnsParams&) override { no_device(); }
   void sample(const SampleParams&) override { no_device(); }
 
  private:
@@ -77,7 +78,8 @@ class CudaBackend final : public CudaCounter {
   void set_rows(const Matrix& matrix, int64_t expert, int64_t row_begin,
                 const HostTensor& source) override;
   void finish_matrix(Matrix& matrix) override;
-  bool fill_normal(const Matrix& matrix, uint64_t seed, float deviation) override;
+  bool fill_normal(const Matrix& matrix, int64_t expert, int64_t row_begin,
+                   const NormalTensor& source) override;
 
   void embed(const EmbedParams& p) override { cuda::embed(p, launch_); }
   void add_norm(const AddNormParams& p) override { cuda::add_norm(p, launch_); }
@@ -91,7 +93,10 @@ class CudaBackend final : public CudaCounter {
   void router(const RouterParams&) override;
   void experts(const ExpertsParams&) override;
   void combine(const CombineParams& p) override { cuda::combine(p, launch_); }
+  void join_columns(const JoinColumnsParams& p) override { cuda::join_columns(p, launch_); }
   void sample(const SampleParams&) override;
+
+  const Launch& launch() const { return launch_; }
 
  private:
   static constexpr int kTickets = 8;  // downloads on their way at once

@@ -176,9 +176,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <Epilogue E>
 void launch(const Gemm& g, Launch launch) {
-  static const cudaError_t allowed = cudaFuncSetAttribute(
-      gemm_tile_kernel<E>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  check(allowed, "shared memory of gemm_tile");
+  static std::atomic<uint64_t> told{0};
+  allow_shared_memory(gemm_tile_kernel<E>, kSharedBytes, launch.device, told);
   launch_kernel("gemm_tile", gemm_tile_kernel<E>, launch.sms, kThreads, kSharedBytes, launch.stream,
                 gemm_args(g), gemm_maps(g, kTileA / 2, kTileW));
 }

@@ -27,6 +27,7 @@ inline constexpr int kMaxSamples = 65536;  // sampled rows
 struct Launch {
   cudaStream_t stream;
   int sms;
+  int device = 0;  // the current one of the thread
 };
 
 // pointwise.cu
@@ -36,6 +37,28 @@ void norm(const NormParams&, Launch);
 void rope_cache(const RopeCacheParams&, Launch);
 void combine(const CombineParams&, Launch);
 void stamp(uint64_t* at, Launch);  // %globaltimer
+void join_columns(const JoinColumnsParams&, Launch);
+// out [count] = the sum of parts [ranks, count], bf16, in order of ranks, rounded once. `count` is
+// a multiple of 8.
+void sum_ranks(const void* parts, int ranks, int64_t count, void* out, Launch);
+
+// peer_reduce.cu: what the ranks of a group, each on a device of one host, add over each other's
+// memory.
+inline constexpr int kMaxPeers = 8;
+inline constexpr int kMaxPeerRows = 2048;
+struct PeerBuffers {
+  int rank, size;
+  const void* partial[kMaxPeers];  // [rows, H] bf16 of every rank
+  uint32_t* flags[kMaxPeers];      // [kMaxPeers, kMaxPeerRows] of every rank: turn of each rank's row
+  uint32_t* turns;                 // [kMaxPeerRows] of this rank
+  const uint32_t* stop;            // not 0: nobody waits any more, and results mean nothing
+};
+// residual += the sum of the partials, rounded once; out = RMSNorm(residual)·weight. p.delta and
+// p.rows are not looked at. The partials may be written again once the next but one of these calls
+// is launched, from whatever rank.
+void reduce_add_norm(const PeerBuffers&, const AddNormParams&, Launch);
+// sum [rows, H] alone.
+void reduce_rows(const PeerBuffers&, void* sum, int64_t rows, int64_t H, Launch);
 
 // router.cu: ids and weights from p.logits, which are there.
 void route(const RouterParams&, Launch);

@@ -4,9 +4,21 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
+
 #include "kernels/cuda/check.h"
 
 namespace mla::cuda {
+
+// Lets a kernel have so much dynamic shared memory, which each device is told once; `told` has a
+// bit a device.
+template <class Kernel>
+void allow_shared_memory(Kernel* kernel, int bytes, int device, std::atomic<uint64_t>& told) {
+  const uint64_t bit = uint64_t{1} << (device % 64);
+  if (told.load(std::memory_order_relaxed) & bit) return;
+  MLA_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  if (device < 64) told.fetch_or(bit, std::memory_order_relaxed);
+}
 
 template <class... Params, class... Args>
 void launch_kernel(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block,

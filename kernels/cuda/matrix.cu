@@ -28,13 +28,22 @@ __device__ uint64_t mix(uint64_t z) {  // the finaliser of splitmix64
 }
 
 // Box-Muller on two 32-bit halves.
-__global__ void normal_kernel(__nv_bfloat16* to, int64_t count, uint64_t seed, float deviation) {
-  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
+__device__ float normal(uint64_t seed, int64_t index) {
+  const uint64_t bits = mix(seed * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(index) + 1);
+  const float u = (static_cast<float>(bits >> 40) + 0.5f) * 0x1p-24f;
+  const float v = static_cast<float>(bits & 0xffffff) * 0x1p-24f;
+  return sqrtf(-2.0f * logf(u)) * cospif(2.0f * v);
+}
+
+// Source row r goes to row r / group · pitch + r % group of `to`.
+__global__ void normal_kernel(__nv_bfloat16* to, int64_t group, int64_t pitch, int64_t cols,
+                              NormalTensor source) {
+  const int64_t count = source.rows * source.cols, stride = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += stride) {
-    const uint64_t bits = mix(seed * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(i) + 1);
-    const float u = (static_cast<float>(bits >> 40) + 0.5f) * 0x1p-24f;
-    const float v = static_cast<float>(bits & 0xffffff) * 0x1p-24f;
-    to[i] = __float2bfloat16_rn(deviation * sqrtf(-2.0f * logf(u)) * cospif(2.0f * v));
+    const int64_t r = i / source.cols, c = i % source.cols;
+    const int64_t index = (source.first_row + r) * source.row_stride + source.first_col + c;
+    to[(r / group * pitch + r % group) * cols + c] =
+        __float2bfloat16_rn(source.deviation * normal(source.seed, index));
   }
 }
 
@@ -74,10 +83,24 @@ void transpose_uk(const Matrix& m, cudaStream_t stream) {
   check_launch("transpose of W_UK");
 }
 
-void fill_normal(void* to, int64_t count, uint64_t seed, float deviation, cudaStream_t stream) {
-  if (count == 0) return;
-  normal_kernel<<<1024, 256, 0, stream>>>(static_cast<__nv_bfloat16*>(to), count, seed, deviation);
+void fill_normal(const Placement& to, int64_t cols, const NormalTensor& source,
+                 cudaStream_t stream) {
+  if (source.rows * source.cols == 0) return;
+  normal_kernel<<<1024, 256, 0, stream>>>(static_cast<__nv_bfloat16*>(to.to), to.rows, to.pitch,
+                                          cols, source);
   check_launch("random weights");
+}
+
+void fill_normal(void* to, int64_t count, uint64_t seed, float deviation, cudaStream_t stream) {
+  fill_normal({to, 1, 1, 1}, count,
+              {.seed = seed,
+               .deviation = deviation,
+               .first_row = 0,
+               .first_col = 0,
+               .rows = 1,
+               .cols = count,
+               .row_stride = count},
+              stream);
 }
 
 }  // namespace mla::cuda

@@ -26,7 +26,11 @@ Placement placement(const Matrix& matrix, int64_t expert, int64_t row_begin, int
 // kv_b's W_UK, transposed per head.
 void transpose_uk(const Matrix& kv_b, cudaStream_t stream);
 
-// Normally distributed values of the given deviation, rounded to bf16: a hash of (seed, index).
+// The source's values, rounded to bf16: a hash of its seed and the index in the whole tensor. Rows
+// of `cols` elements, of which those past the source's columns stay as they are.
+void fill_normal(const Placement& to, int64_t cols, const NormalTensor& source,
+                 cudaStream_t stream);
+// `count` of them without gaps.
 void fill_normal(void* to, int64_t count, uint64_t seed, float deviation, cudaStream_t stream);
 
 }  // namespace mla::cuda

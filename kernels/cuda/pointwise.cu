@@ -1,55 +1,11 @@
-// Embedding, norms, RoPE with the cache write, combine. bfloat16 is read and written 8 values
-// (16 bytes) at a time; each result is rounded once. Compiled with --fmad=false: a fused
-// multiply-add is one that is written.
-#include <algorithm>
-
-#include "kernels/cuda/check.h"
+// Embedding, norms, RoPE with the cache write, combine, and what tensor parallelism adds: columns
+// joined, sums over ranks. bfloat16 is read and written 8 values (16 bytes) at a time; each result
+// is rounded once. Compiled with --fmad=false: a fused multiply-add is one that is written.
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/launch_kernel.cuh"
-#include "kernels/cuda/math.cuh"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/norm.cuh"
 
 namespace mla::cuda {
 namespace {
-
-constexpr int kVector = 8;  // bf16 values of one access
-
-__device__ void unpack(uint4 packed, float (&x)[kVector]) {
-  const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    x[2 * i] = low_float(words[i]);
-    x[2 * i + 1] = high_float(words[i]);
-  }
-}
-
-__device__ uint4 pack(const float (&x)[kVector]) {
-  return {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]),
-          pack_bf16(x[6], x[7])};
-}
-
-__device__ void load_floats(const float* from, float (&x)[kVector]) {
-  const float4 low = reinterpret_cast<const float4*>(from)[0];
-  const float4 high = reinterpret_cast<const float4*>(from)[1];
-  x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
-  x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
-}
-
-// The sum over a warp, in all lanes the same bits: x + y is y + x.
-__device__ float warp_sum(float x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-  return x;
-}
-
-__device__ float rms_factor(float sum_of_squares, int dim, float eps) {
-  return __frcp_rn(__fsqrt_rn(__fdiv_rn(sum_of_squares, static_cast<float>(dim)) + eps));
-}
-
-// Threads that serve rows of `vectors` vectors: whole warps, at most `most`.
-int threads_for(int64_t vectors, int most) {
-  return static_cast<int>(std::min<int64_t>((vectors + 31) / 32 * 32, most));
-}
 
 // One block a row.
 __global__ void embed_kernel(const int32_t* ids, const int32_t* sampled, const uint4* table,
@@ -62,79 +18,21 @@ __global__ void embed_kernel(const int32_t* ids, const int32_t* sampled, const u
     out[t * vectors + v] = table[id * vectors + v];
 }
 
-struct NormArgs {
-  const uint16_t* x;  // rows x_stride apart
-  int64_t x_stride;
-  uint16_t* residual;   // x again where x + delta is to be kept; else null
-  const float* delta;   // rows of dim, or null
-  const float* weight;  // [dim]
-  const int32_t* rows;  // or null
-  uint16_t* out;        // rows of dim
-  int dim;
-  float eps;
-};
-
-constexpr int kNormThreads = 256;
-constexpr int kMaxPerThread = 8;  // vectors of a row that a thread keeps in registers
-
-// One block a row, thread i has vectors i, i + blockDim, … The sum of squares runs in order in a
-// thread, then over the lanes of a warp, then over warps in order; blockDim follows from dim.
-template <int PerThread>
-__global__ void __launch_bounds__(kNormThreads) norm_kernel(NormArgs a) {
+template <int PerThread, class Delta>
+__global__ void __launch_bounds__(kNormThreads) norm_kernel(NormArgs a, Delta add) {
   begin_kernel();
-  __shared__ float warp_sums[kNormThreads / 32];
-  const int64_t t = blockIdx.x, row = a.rows ? a.rows[t] : t;
-  const int vectors = a.dim / kVector;
-  float x[PerThread][kVector], weight[PerThread][kVector];
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < PerThread; ++i) {
-    const int v = threadIdx.x + i * blockDim.x;
-    if (v >= vectors) continue;
-    unpack(*reinterpret_cast<const uint4*>(a.x + row * a.x_stride + v * kVector), x[i]);
-    load_floats(a.weight + v * kVector, weight[i]);
-    if (a.delta) {
-      float delta[kVector];
-      load_floats(a.delta + row * a.dim + v * kVector, delta);
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) x[i][j] += delta[j];
-      const uint4 rounded = pack(x[i]);
-      if (a.residual)
-        *reinterpret_cast<uint4*>(a.residual + row * a.x_stride + v * kVector) = rounded;
-      unpack(rounded, x[i]);
-    }
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) sum = fmaf(x[i][j], x[i][j], sum);
-  }
-  sum = warp_sum(sum);
-  if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = sum;
-  __syncthreads();
-  sum = warp_sums[0];
-  for (int w = 1; w < blockDim.x / 32; ++w) sum += warp_sums[w];
-  const float factor = rms_factor(sum, a.dim, a.eps);
-#pragma unroll
-  for (int i = 0; i < PerThread; ++i) {
-    const int v = threadIdx.x + i * blockDim.x;
-    if (v >= vectors) continue;
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) x[i][j] = x[i][j] * factor * weight[i][j];
-    *reinterpret_cast<uint4*>(a.out + t * a.dim + v * kVector) = pack(x[i]);
-  }
+  norm_row<PerThread>(a, add);
 }
 
-void launch_norm(const NormArgs& args, int64_t rows, cudaStream_t stream) {
+template <class Delta>
+void launch_norm(const NormArgs& args, const Delta& add, int64_t rows, cudaStream_t stream) {
   if (rows == 0) return;
-  const int vectors = args.dim / kVector;
-  const int threads = threads_for(vectors, kNormThreads);
-  const int per_thread = (vectors + threads - 1) / threads;
-  if (args.dim % kVector != 0 || args.x_stride % kVector != 0 || per_thread > kMaxPerThread)
-    fail("CUDA: a norm of {} values, rows {} apart: want multiples of {} and at most {} values",
-         args.dim, args.x_stride, kVector, kNormThreads * kMaxPerThread * kVector);
-  const auto kernel = per_thread == 1   ? norm_kernel<1>
-                      : per_thread == 2 ? norm_kernel<2>
-                      : per_thread <= 4 ? norm_kernel<4>
-                                        : norm_kernel<8>;
-  launch_kernel("norm", kernel, static_cast<unsigned>(rows), threads, 0, stream, args);
+  const NormShape shape = norm_shape(args.dim, args.x_stride);
+  const auto kernel = shape.per_thread == 1   ? norm_kernel<1, Delta>
+                      : shape.per_thread == 2 ? norm_kernel<2, Delta>
+                      : shape.per_thread <= 4 ? norm_kernel<4, Delta>
+                                              : norm_kernel<8, Delta>;
+  launch_kernel("norm", kernel, static_cast<unsigned>(rows), shape.threads, 0, stream, args, add);
 }
 
 // Rotates the 4 pairs of vector v of a rope row.
@@ -198,16 +96,18 @@ __global__ void rope_cache_kernel(RopeCacheParams p) {
 constexpr int kCombineThreads = 128;
 constexpr int kCombineSlots = 8;  // slots whose loads are in flight together
 
-// Blocks (token, piece of H).
+// Blocks (token, piece of H). `to` is the residual, unless the sum alone is wanted.
+template <bool AddsResidual>
 __global__ void __launch_bounds__(kCombineThreads)
-    combine_kernel(const uint4* expert_out, const float* weights, uint4* residual, int vectors,
-                   int K, int slots) {
+    combine_kernel(const uint4* expert_out, const float* weights, uint4* to, int vectors, int K,
+                   int slots) {
   begin_kernel();
   const int64_t t = blockIdx.x;
   const int v = blockIdx.y * kCombineThreads + threadIdx.x;
   if (v >= vectors) return;
   const uint4* from = expert_out + t * slots * vectors + v;
-  const uint4 old = residual[t * vectors + v];
+  uint4 old = {};
+  if (AddsResidual) old = to[t * vectors + v];
   float sum[kVector] = {};
   for (int first = 0; first < slots; first += kCombineSlots) {
     uint4 packed[kCombineSlots];
@@ -227,11 +127,38 @@ __global__ void __launch_bounds__(kCombineThreads)
       for (int j = 0; j < kVector; ++j) sum[j] = fmaf(weight[i], x[j], sum[j]);
     }
   }
-  float x[kVector];
-  unpack(old, x);
+  if (AddsResidual) {
+    float x[kVector];
+    unpack(old, x);
 #pragma unroll
-  for (int j = 0; j < kVector; ++j) x[j] = sum[j] + x[j];
-  residual[t * vectors + v] = pack(x);
+    for (int j = 0; j < kVector; ++j) sum[j] = sum[j] + x[j];
+  }
+  to[t * vectors + v] = pack(sum);
+}
+
+// Blocks (row, piece of a part, part).
+__global__ void join_columns_kernel(JoinColumnsParams p) {
+  begin_kernel();
+  const int64_t r = blockIdx.x, c = int64_t{blockIdx.y} * blockDim.x + threadIdx.x;
+  const int64_t part = blockIdx.z, col = part * p.width + c;
+  if (c < p.width && col < p.cols)
+    p.out[r * p.cols + col] = p.parts[(part * p.rows + r) * p.width + c];
+}
+
+__global__ void sum_ranks_kernel(const uint4* parts, int ranks, int64_t vectors, uint4* out) {
+  begin_kernel();
+  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t v = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; v < vectors; v += stride) {
+    float sum[kVector];
+    unpack(parts[v], sum);
+    for (int rank = 1; rank < ranks; ++rank) {
+      float x[kVector];
+      unpack(parts[rank * vectors + v], x);
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) sum[j] += x[j];
+    }
+    out[v] = pack(sum);
+  }
 }
 
 __global__ void stamp_kernel(uint64_t* at) {
@@ -266,13 +193,19 @@ void add_norm(const AddNormParams& p, Launch launch) {
   args.x = static_cast<const uint16_t*>(p.residual);
   args.x_stride = p.H;
   args.residual = p.rows ? nullptr : static_cast<uint16_t*>(p.residual);
-  args.delta = p.delta;
   args.weight = p.weight;
   args.rows = p.rows;
   args.out = static_cast<uint16_t*>(p.out);
   args.dim = static_cast<int>(p.H);
   args.eps = p.eps;
-  launch_norm(args, p.T, launch.stream);
+  if (p.delta_rounded) {
+    launch_norm(args, RoundedDelta{static_cast<const uint16_t*>(p.delta_rounded)}, p.T,
+                launch.stream);
+  } else if (p.delta) {
+    launch_norm(args, FloatDelta{p.delta}, p.T, launch.stream);
+  } else {
+    launch_norm(args, NoDelta{}, p.T, launch.stream);
+  }
 }
 
 void norm(const NormParams& p, Launch launch) {
@@ -283,7 +216,7 @@ void norm(const NormParams& p, Launch launch) {
   args.out = static_cast<uint16_t*>(p.out);
   args.dim = static_cast<int>(p.dim);
   args.eps = p.eps;
-  launch_norm(args, p.T, launch.stream);
+  launch_norm(args, NoDelta{}, p.T, launch.stream);
 }
 
 void rope_cache(const RopeCacheParams& p, Launch launch) {
@@ -299,9 +232,27 @@ void combine(const CombineParams& p, Launch launch) {
   const int vectors = static_cast<int>(p.H / kVector);
   const dim3 grid(static_cast<unsigned>(p.T),
                   static_cast<unsigned>((vectors + kCombineThreads - 1) / kCombineThreads));
-  launch_kernel("combine", combine_kernel, grid, kCombineThreads, 0, launch.stream,
-                static_cast<const uint4*>(p.expert_out), p.weights, static_cast<uint4*>(p.residual),
-                vectors, p.K, p.K + p.S);
+  launch_kernel("combine", p.sum ? combine_kernel<false> : combine_kernel<true>, grid,
+                kCombineThreads, 0, launch.stream, static_cast<const uint4*>(p.expert_out),
+                p.weights, static_cast<uint4*>(p.sum ? p.sum : p.residual), vectors, p.K,
+                p.K + p.S);
+}
+
+void join_columns(const JoinColumnsParams& p, Launch launch) {
+  if (p.rows == 0) return;
+  constexpr unsigned kThreads = 256;
+  const dim3 grid(static_cast<unsigned>(p.rows),
+                  static_cast<unsigned>((p.width + kThreads - 1) / kThreads),
+                  static_cast<unsigned>((p.cols + p.width - 1) / p.width));
+  launch_kernel("join_columns", join_columns_kernel, grid, kThreads, 0, launch.stream, p);
+}
+
+void sum_ranks(const void* parts, int ranks, int64_t count, void* out, Launch launch) {
+  if (count == 0) return;
+  check_width(count);
+  launch_kernel("sum_ranks", sum_ranks_kernel, static_cast<unsigned>(4 * launch.sms), 256, 0,
+                launch.stream, static_cast<const uint4*>(parts), ranks, count / kVector,
+                static_cast<uint4*>(out));
 }
 
 }  // namespace mla::cuda

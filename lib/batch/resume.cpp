@@ -28,6 +28,7 @@ const std::set<std::string> kFreeOptions = {"/max_num_batched_tokens",
                                             "/enforce_eager",
                                             "/enable_prefix_caching",
                                             "/gpu_memory_utilization",
+                                            "/data_parallel_size",
                                             "/threads"};
 
 std::ifstream open_file(const std::string& path) {

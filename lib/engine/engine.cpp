@@ -60,7 +60,7 @@ uint64_t request_seed(uint64_t run_seed, const Json& id) {
   return z ^ (z >> 31);
 }
 
-Engine::Engine(const ModelConfig& config, Model& model, const TextSetup& text,
+Engine::Engine(const ModelConfig& config, ModelRunner& model, const TextSetup& text,
                const MemoryPlan& plan, uint64_t seed, bool pipelined)
     : config_(config),
       model_(model),

@@ -15,7 +15,7 @@
 #include "lib/engine/memory_plan.h"
 #include "lib/engine/step_trace.h"
 #include "lib/engine/timeline.h"
-#include "lib/model/model.h"
+#include "lib/model/runner.h"
 #include "lib/schedule/scheduler.h"
 #include "lib/text/chat_template.h"
 #include "lib/text/detokenizer.h"
@@ -49,8 +49,8 @@ class Engine {
   using Sink = std::function<void(const Finished&)>;
 
   // `seed`: of requests that have none, together with their id. All arguments outlive the engine.
-  Engine(const ModelConfig& config, Model& model, const TextSetup& text, const MemoryPlan& plan,
-         uint64_t seed, bool pipelined = false);
+  Engine(const ModelConfig& config, ModelRunner& model, const TextSetup& text,
+         const MemoryPlan& plan, uint64_t seed, bool pipelined = false);
   ~Engine();
 
   // Tokenises and queues a request, a sequence for each of its choices. A request that cannot be
@@ -111,7 +111,7 @@ class Engine {
   static double now_ms();
 
   const ModelConfig& config_;
-  Model& model_;
+  ModelRunner& model_;
   TextSetup text_;
   int32_t max_model_len_, max_seqs_;
   uint64_t seed_;

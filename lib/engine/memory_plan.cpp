@@ -47,6 +47,7 @@ void raise(StepLimits& limits, const StepLimits& other) {
   limits.max_decode_splits = std::max(limits.max_decode_splits, other.max_decode_splits);
   limits.graphs |= other.graphs;
   limits.stamps |= other.stamps;
+  limits.ranks = std::max(limits.ranks, other.ranks);
 }
 
 void check(const EngineOptions& options) {
@@ -79,6 +80,7 @@ StepLimits choose_limits(const EngineOptions& options, int32_t max_model_len, in
   limits.max_decode_splits = choose_decode_splits(limits);
   limits.graphs = options.graphs;
   limits.stamps = options.stamps;
+  limits.ranks = options.ranks;
   return limits;
 }
 
@@ -241,6 +243,7 @@ class Planner {
           limits.graphs ? graph_sizes(std::min(limits.max_seqs, limits.max_rows)).size() : 0;
       add("graphs", graphs * kGraphReserve);
       add("CUDA context reserve", kContextReserve);
+      add("NCCL reserve", limits.ranks > 1 ? kCommReserve : 0);
     }
     return all;
   }
@@ -315,12 +318,16 @@ OrderedJson to_json(const MemoryPlan& plan) {
           {"max_num_batched_tokens", plan.limits.max_rows},
           {"max_num_seqs", plan.limits.max_seqs},
           {"mla_workspace_tokens", plan.limits.workspace_rows},
+          {"tensor_parallel_size", plan.limits.ranks},
           {"note", plan.note}};
 }
 
 std::string to_text(const MemoryPlan& plan) {
   constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-  std::string text = fmt::format("memory plan, chunked prefill {}\n", plan.chunked ? "on" : "off");
+  std::string text = fmt::format(
+      "memory plan{}, chunked prefill {}\n",
+      plan.limits.ranks > 1 ? fmt::format(" of each of {} ranks", plan.limits.ranks) : "",
+      plan.chunked ? "on" : "off");
   const auto line = [&](const std::string& name, uint64_t bytes) {
     text += fmt::format("  {:<20} {:>15} bytes {:>9.3f} GiB\n", name, bytes,
                         static_cast<double>(bytes) / kGiB);

@@ -27,6 +27,7 @@ struct EngineOptions {
   bool graphs = false;
   bool stamps = false;  // steps say when they were computed, for a trace
   bool prefix_caching = false;
+  int32_t ranks = 1;  // tensor parallelism
   DType dtype = DType::bf16;
 };
 
@@ -34,6 +35,7 @@ inline constexpr uint64_t kDefaultCpuCache = uint64_t{4} << 30;
 // What CUDA takes beside our allocations: its context with the kernels, and each recorded step.
 inline constexpr uint64_t kContextReserve = uint64_t{768} << 20;
 inline constexpr uint64_t kGraphReserve = uint64_t{2} << 20;
+inline constexpr uint64_t kCommReserve = uint64_t{1} << 30;  // of NCCL, with several ranks
 
 struct MemoryPlan {
   struct Entry {
@@ -42,7 +44,7 @@ struct MemoryPlan {
   };
   std::vector<Entry>
       entries;  // weights, KV blocks, MHA workspace, activations, step plan, RoPE table, and where
-                // they are not 0: backend scratch, graphs, CUDA context reserve
+                // they are not 0: backend scratch, graphs, CUDA context reserve, NCCL reserve
   StepLimits limits;
   bool chunked = false;
   bool prefix_caching = false;
@@ -53,10 +55,11 @@ struct MemoryPlan {
   SchedulerOptions scheduler_options() const;
 };
 
-// `weight_bytes` as the backend stores them. The backend only counts and checks. Throws UsageError,
-// naming the numbers: a KV cache too small for one page, a GPU too small, a max_model_len beyond
-// the config's or beyond the pool, a size below 1, B below max_model_len in off mode; and what the
-// backend's check throws.
+// `config`, `weight_bytes` and the plan are of one rank, where there are several (rank_config): all
+// have the same. `weight_bytes` as the backend stores them. The backend only counts and checks.
+// Throws UsageError, naming the numbers: a KV cache too small for one page, a GPU too small, a
+// max_model_len beyond the config's or beyond the pool, a size below 1, B below max_model_len in
+// off mode; and what the backend's check throws.
 MemoryPlan make_memory_plan(const ModelConfig& config, const EngineOptions& options,
                             const Backend& backend, uint64_t weight_bytes);
 

@@ -9,6 +9,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "lib/base/error.h"
+
 namespace mla {
 namespace {
 
@@ -21,7 +23,7 @@ struct Outbox {
   std::mutex mutex;
   std::condition_variable filled;
   std::vector<std::pair<size_t, Engine::Finished>> items;  // with the engine's number
-  std::exception_ptr error;  // the first
+  std::string error;  // the first
 };
 
 // An engine on its thread.
@@ -75,10 +77,10 @@ class Worker {
         decode_tokens_ = engine_.scheduler_stats().decode_tokens;
         hand_over();
       }
-    } catch (...) {
+    } catch (const std::exception& e) {
       {
         const std::lock_guard lock(outbox_.mutex);
-        if (!outbox_.error) outbox_.error = std::current_exception();
+        if (outbox_.error.empty()) outbox_.error = fmt::format("engine {}: {}", number_, e.what());
       }
       outbox_.filled.notify_one();
     }
@@ -165,10 +167,10 @@ class Dealer {
     {
       std::unique_lock lock(outbox_.mutex);
       outbox_.filled.wait_for(lock, kLook,
-                              [&] { return !outbox_.items.empty() || outbox_.error; });
+                              [&] { return !outbox_.items.empty() || !outbox_.error.empty(); });
       items.swap(outbox_.items);
       // What was finished before the failure is kept, then that is told.
-      if (items.empty() && outbox_.error) std::rethrow_exception(outbox_.error);
+      if (items.empty() && !outbox_.error.empty()) throw Error(outbox_.error);
     }
     for (auto& [number, item] : items) {
       workers_[number].finished(index_of(item));

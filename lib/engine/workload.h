@@ -52,7 +52,7 @@ struct Measured {
 // What a measurement runs on. All outlive it.
 struct Bench {
   const ModelConfig& config;
-  Model& model;
+  ModelRunner& model;
   TextSetup text;
   const MemoryPlan& plan;
   SamplingParams sampling;  // but for max_tokens and ignore_eos

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "kernels/comm/comm.h"
+#include "lib/model/shard.h"
+
 namespace mla {
 
 int64_t split_capacity(const StepLimits& limits) {
@@ -63,7 +66,7 @@ ActivationBuffers ActivationBuffers::carve(Arena& arena, const ModelConfig& c,
   b.q_a = arena.take(B * c.q_lora_rank, e);
   b.q = arena.take(c.q_lora_rank ? B * c.q_dim() : 0, e);
   b.attention = arena.take(B * N * c.v_head_dim, e);
-  b.delta = arena.take<float>(B * H);
+  b.delta = arena.take<float>(limits.ranks > 1 ? 0 : B * H);
   b.q_lat = arena.take(B * N * c.kv_lora_rank, e);
   b.o_lat = arena.take(B * N * c.kv_lora_rank, e);
 
@@ -83,6 +86,13 @@ ActivationBuffers ActivationBuffers::carve(Arena& arena, const ModelConfig& c,
   b.output = static_cast<std::byte*>(
       arena.take(static_cast<int64_t>(SampledOutput::bytes(S, kMaxTop)), 1));
   b.sampled = arena.take<int32_t>(S);
+  if (limits.ranks > 1) {
+    const int64_t width = rank_extent(c.vocab_size, limits.ranks);
+    b.partial = arena.take(B * H, e);
+    b.reduce_scratch = arena.take(mla::reduce_scratch(limits.ranks, B * H), e);
+    b.rank_logits = arena.take<float>(S * width);
+    b.all_logits = arena.take<float>(limits.ranks * std::min<int64_t>(S, kGatherRows) * width);
+  }
   return b;
 }
 

@@ -17,6 +17,7 @@ struct StepLimits {
   int32_t workspace_rows = 0;     // W, a multiple of kKeyTile
   int32_t num_pages = 0;          // of the KV pool
   int32_t max_decode_splits = 0;  // of the decode rows of a step
+  int32_t ranks = 1;              // tensor parallelism: each has these limits
   bool graphs = false;  // steps of decode rows alone are padded to graph_sizes and replayed
   bool stamps = false;  // steps say when they were computed
 };
@@ -27,6 +28,7 @@ int64_t split_capacity(const StepLimits& limits);
 inline constexpr int32_t kMaxTop = 20;        // logprobs of a token, at most
 inline constexpr int32_t kEditsPerRow = 256;  // logit edits on the device at once, a sequence
 inline constexpr int32_t kMlpSlice = 32768;   // rows of the feed-forward at once
+inline constexpr int32_t kGatherRows = 128;   // rows of logits that ranks exchange at once
 
 // The step plan on the device; see StepPlan.
 struct PlanBuffers {
@@ -60,6 +62,7 @@ struct WorkspaceBuffers {
                                 DType dtype);
 };
 
+// Of a rank, whose config is rank_config's.
 struct ActivationBuffers {
   void* residual;   // [B, H]
   void* hidden;     // [B, H] after a norm
@@ -67,7 +70,7 @@ struct ActivationBuffers {
   void* q_a;        // [B, q_lora_rank] after its norm
   void* q;          // [B, q_dim]; with q_lora only, else q lives in qkv_a
   void* attention;  // [B, N·V]
-  float* delta;     // [B, H] fp32 output of o_proj or the dense down_proj
+  float* delta;     // [B, H] fp32 output of o_proj or the dense down_proj; of a single rank
   void* q_lat;      // [B, N, L]
   void* o_lat;      // [B, N, L]
   // One slice of the feed-forward, s = min(B, kMlpSlice) rows:
@@ -81,6 +84,11 @@ struct ActivationBuffers {
   float* logits;         // [max_seqs, vocab]
   std::byte* output;     // of SampledOutput
   int32_t* sampled;      // [max_seqs] token slots
+  // With several ranks, else null:
+  void* partial;         // [B, H] what attention and feed-forward add, of this rank, then of all
+  void* reduce_scratch;  // run dtype, see kernels/comm/comm.h
+  float* rank_logits;    // [max_seqs, rank_extent(vocab)]
+  float* all_logits;     // [ranks, min(max_seqs, kGatherRows), rank_extent(vocab)]
 
   static ActivationBuffers carve(Arena& arena, const ModelConfig& config, const StepLimits& limits,
                                  DType dtype);
@@ -102,6 +110,7 @@ struct SampledOutput {
   static SampledOutput at(std::byte* block, int64_t rows, int64_t top);
 };
 
+// Of a rank's config.
 ModelShape model_shape(const ModelConfig& config, const StepLimits& limits);
 
 // Bytes of one token's cache rows in all layers.

@@ -22,12 +22,15 @@ void copy(Backend& backend, X* to, const std::vector<X>& from) {
 }  // namespace
 
 Model::Model(const ModelConfig& config, const ModelWeights& weights, Backend& backend,
-             const StepLimits& limits)
+             const StepLimits& limits, Comm* comm)
     : c_(config),
       w_(weights),
       backend_(backend),
       limits_(limits),
+      comm_(comm),
       softmax_scale_(softmax_scale(config)) {
+  if (limits.ranks != (comm ? comm->size() : 1))
+    fail("a model for {} ranks, {} communicate", limits.ranks, comm ? comm->size() : 1);
   static std::atomic<uint64_t> models{0};
   replay_keys_ = models++ << 32;
   const std::vector<float> table = rope_table(config, limits.max_model_len);
@@ -109,35 +112,65 @@ void Model::set_clock() {
 
 void Model::compute(const StepPlan& plan) {
   stamp(0);
-  const int64_t T = plan.rows(), H = c_.hidden_size;
+  const int64_t T = plan.rows();
   backend_.embed({.ids = plan_.token_ids,
                   .sampled = a_.sampled,
                   .table = w_.embedding,
                   .out = a_.residual,
                   .T = T});
   pending_delta_ = false;
+  fused_ = comm_ && comm_->fuses(T, c_.hidden_size);
+  turn_ = 0;
   for (int32_t i = 0; i < c_.num_layers; ++i) {
     const LayerWeights& w = w_.layers[static_cast<size_t>(i)];
-    backend_.add_norm({.residual = a_.residual,
-                       .delta = pending_delta_ ? a_.delta : nullptr,
-                       .weight = w.input_norm,
-                       .rows = nullptr,
-                       .out = a_.hidden,
-                       .T = T,
-                       .H = H,
-                       .eps = c_.rms_norm_eps});
-    attention(plan, w, i);  // hidden → delta
-    backend_.add_norm({.residual = a_.residual,
-                       .delta = a_.delta,
-                       .weight = w.post_attention_norm,
-                       .rows = nullptr,
-                       .out = a_.hidden,
-                       .T = T,
-                       .H = H,
-                       .eps = c_.rms_norm_eps});
-    feed_forward(w, i, T);  // hidden → delta (dense) or residual (mixture)
-    pending_delta_ = !c_.is_moe(i);
+    // hidden → delta (attention, dense) or residual (mixture); of several ranks → partial
+    const auto normed = [&](const float* weight) {
+      if (comm_ && pending_delta_) return reduce_add_norm(weight, T);
+      add_norm(weight, pending_delta_, nullptr, a_.hidden, T);
+    };
+    normed(w.input_norm);
+    attention(plan, w, i);
+    pending_delta_ = true;
+    normed(w.post_attention_norm);
+    feed_forward(w, i, T);
+    pending_delta_ = comm_ || !c_.is_moe(i);
   }
+  all_reduce(T);
+}
+
+void* Model::partial() const { return fused_ ? comm_->fused_partial(turn_) : a_.partial; }
+
+void Model::reduce_add_norm(const float* weight, int64_t rows) {
+  if (!fused_) {
+    all_reduce(rows);
+    return add_norm(weight, true, nullptr, a_.hidden, rows);
+  }
+  comm_->fused_add_norm(turn_++, {.residual = a_.residual,
+                                  .delta = nullptr,
+                                  .weight = weight,
+                                  .rows = nullptr,
+                                  .out = a_.hidden,
+                                  .T = rows,
+                                  .H = c_.hidden_size,
+                                  .eps = c_.rms_norm_eps});
+}
+
+void Model::add_norm(const float* weight, bool delta, const int32_t* rows, void* out, int64_t T) {
+  backend_.add_norm({.residual = a_.residual,
+                     .delta = delta && !comm_ ? a_.delta : nullptr,
+                     .delta_rounded = delta && comm_ ? a_.partial : nullptr,
+                     .weight = weight,
+                     .rows = rows,
+                     .out = out,
+                     .T = T,
+                     .H = c_.hidden_size,
+                     .eps = c_.rms_norm_eps});
+}
+
+void Model::all_reduce(int64_t rows) {
+  if (!comm_) return;
+  if (fused_) return comm_->fused_reduce(turn_++, a_.partial, rows, c_.hidden_size);
+  comm_->all_reduce(a_.partial, rows * c_.hidden_size, a_.reduce_scratch);
 }
 
 void Model::attention(const StepPlan& plan, const LayerWeights& w, int32_t layer) {
@@ -200,7 +233,11 @@ void Model::attention(const StepPlan& plan, const LayerWeights& w, int32_t layer
                          .L = L,
                          .V = V,
                          .scale = softmax_scale_});
-  backend_.linear({.x = a_.attention, .w = w.o, .out = a_.delta, .out_f32 = true, .T = T});
+  backend_.linear({.x = a_.attention,
+                   .w = w.o,
+                   .out = comm_ ? partial() : a_.delta,
+                   .out_f32 = !comm_,
+                   .T = T});
 }
 
 void Model::prefill_passes(const StepPlan& plan, const LayerWeights& w, void* cache, const void* q,
@@ -257,8 +294,12 @@ void Model::dense(const LayerWeights& w, int64_t first, int64_t rows) {
   const int64_t H = c_.hidden_size;
   backend_.gated_linear(
       {.x = row_at(a_.hidden, first, H), .w = w.gate_up, .out = a_.inner, .T = rows});
-  backend_.linear(
-      {.x = a_.inner, .w = w.down, .out = a_.delta + first * H, .out_f32 = true, .T = rows});
+  void* delta = a_.delta + first * H;
+  backend_.linear({.x = a_.inner,
+                   .w = w.down,
+                   .out = comm_ ? row_at(partial(), first, H) : delta,
+                   .out_f32 = !comm_,
+                   .T = rows});
 }
 
 void Model::mixture(const LayerWeights& w, int64_t first, int64_t rows) {
@@ -290,6 +331,7 @@ void Model::mixture(const LayerWeights& w, int64_t first, int64_t rows) {
   backend_.combine({.expert_out = a_.expert_out,
                     .weights = a_.expert_weights,
                     .residual = row_at(a_.residual, first, H),
+                    .sum = comm_ ? row_at(partial(), first, H) : nullptr,
                     .T = rows,
                     .H = H,
                     .K = K,
@@ -305,16 +347,26 @@ const float* Model::logits(std::span<const int32_t> rows) {
 }
 
 void Model::sampled_logits(int64_t S) {
-  backend_.add_norm({.residual = a_.residual,
-                     .delta = pending_delta_ ? a_.delta : nullptr,
-                     .weight = w_.final_norm,
-                     .rows = plan_.sample_rows,
-                     .out = a_.sampled_hidden,
-                     .T = S,
-                     .H = c_.hidden_size,
-                     .eps = c_.rms_norm_eps});
-  backend_.linear(
-      {.x = a_.sampled_hidden, .w = w_.lm_head, .out = a_.logits, .out_f32 = true, .T = S});
+  add_norm(w_.final_norm, pending_delta_, plan_.sample_rows, a_.sampled_hidden, S);
+  backend_.linear({.x = a_.sampled_hidden,
+                   .w = w_.lm_head,
+                   .out = comm_ ? a_.rank_logits : a_.logits,
+                   .out_f32 = true,
+                   .T = S});
+  if (comm_) gather_logits(S);
+}
+
+void Model::gather_logits(int64_t S) {
+  const int64_t width = w_.lm_head.rows;
+  for (int64_t first = 0; first < S; first += kGatherRows) {
+    const int64_t rows = std::min<int64_t>(kGatherRows, S - first);
+    comm_->all_gather(a_.rank_logits + first * width, a_.all_logits, rows * width);
+    backend_.join_columns({.parts = a_.all_logits,
+                           .out = a_.logits + first * c_.vocab_size,
+                           .rows = rows,
+                           .width = width,
+                           .cols = c_.vocab_size});
+  }
 }
 
 void Model::sample(int64_t begin, int64_t end, int64_t rows, int64_t top) {

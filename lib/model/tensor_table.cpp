@@ -68,8 +68,15 @@ std::vector<TensorEntry> tensor_table(const ModelConfig& config) {
     }
   }
   table.add("model.norm", {H}, ShardAxis::none);
-  if (!config.tie_word_embeddings) table.add("lm_head", {vocab, H}, ShardAxis::rows);
-  return table.take();
+  std::vector<TensorEntry> entries = table.take();
+  if (!config.tie_word_embeddings) entries.push_back(lm_head_entry(config));
+  return entries;
+}
+
+TensorEntry lm_head_entry(const ModelConfig& config) {
+  return {.name = config.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight",
+          .shape = {config.vocab_size, config.hidden_size},
+          .shard = ShardAxis::rows};
 }
 
 int64_t total_parameters(const std::vector<TensorEntry>& table) {

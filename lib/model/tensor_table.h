@@ -29,6 +29,10 @@ struct TensorEntry {
 // lm_head.weight.
 std::vector<TensorEntry> tensor_table(const ModelConfig& config);
 
+// The tensor of the LM head and how it is cut: lm_head.weight, or with tie_word_embeddings
+// model.embed_tokens.weight, which is in the table, whole, for the embedding.
+TensorEntry lm_head_entry(const ModelConfig& config);
+
 int64_t total_parameters(const std::vector<TensorEntry>& table);
 
 }  // namespace mla

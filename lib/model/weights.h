@@ -8,10 +8,12 @@
 
 #include "kernels/ops.h"
 #include "lib/model/config.h"
+#include "lib/model/shard.h"
 
 namespace mla {
 
-// Symbols as in kernels/ops.h; A = q_dim, or q_lora_rank where there is one.
+// Symbols as in kernels/ops.h, of a rank's share where there are several; A = q_dim, or q_lora_rank
+// where there is one.
 struct LayerWeights {
   const float* input_norm = nullptr;           // [H]
   Matrix qkv_a;                                // [A + L+R, H]: q_proj or q_a_proj, then kv_a_proj
@@ -34,7 +36,7 @@ struct ModelWeights {
   Matrix embedding;  // [vocab, H]
   std::vector<LayerWeights> layers;
   const float* final_norm = nullptr;  // [H]
-  Matrix lm_head;                     // [vocab, H]
+  Matrix lm_head;                     // [vocab, H], of a rank [rank_extent(vocab, size), H]
 };
 
 // A tensor of the checkpoint by its name, [rows, cols] ([1, n] for a vector). Throws Error.
@@ -42,15 +44,22 @@ using TensorSource = std::function<HostTensor(const std::string& name)>;
 // Called with the bytes of source tensors placed so far.
 using LoadProgress = std::function<void(uint64_t bytes)>;
 
-// Places every tensor of tensor_table(config) on the backend.
-ModelWeights load_weights(const ModelConfig& config, Backend& backend, const TensorSource& source,
-                          const LoadProgress& progress);
+// Places every tensor of tensor_table(config) on the backend, of each only the rank's part, which
+// is all that is read. `config` is the whole model's, here and below.
+ModelWeights load_weights(const ModelConfig& config, Rank rank, Backend& backend,
+                          const TensorSource& source, const LoadProgress& progress);
 
 // Random weights instead of a checkpoint's: matrices normally distributed with deviation 0.02 (a
-// function of the seed), norms 1. For measurements of speed.
-ModelWeights dummy_weights(const ModelConfig& config, Backend& backend, uint64_t seed);
+// function of the seed, the tensor and the place in it, so that ranks have parts of the same ones),
+// norms 1. For measurements of speed. Progress is in elements.
+ModelWeights dummy_weights(const ModelConfig& config, Rank rank, Backend& backend, uint64_t seed,
+                           const LoadProgress& progress);
 
-// Bytes that the weights take on the backend; `stored` is the dtype of the checkpoint.
-size_t weight_bytes(const ModelConfig& config, const Backend& backend, DType stored);
+// Bytes that a rank's weights take on the backend, the same for all; `stored` is the dtype of the
+// checkpoint.
+size_t weight_bytes(const ModelConfig& config, Rank rank, const Backend& backend, DType stored);
+
+// Bytes that load_weights reads.
+uint64_t source_bytes(const ModelConfig& config, Rank rank, const TensorSource& source);
 
 }  // namespace mla

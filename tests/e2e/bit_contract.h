@@ -69,10 +69,10 @@ inline std::vector<Variant> variants() {
 }
 
 inline void check_contract(const std::string& checkpoint, DType dtype,
-                           BackendKind kind = BackendKind::cpu) {
+                           BackendKind kind = BackendKind::cpu, int32_t ranks = 1) {
   TempDir dir;
   write_synthetic_checkpoint(source_path("tests/data/expected/" + checkpoint), dir.path() + "/m");
-  LoadedModel one(dir / "m", dtype, 1, kind);
+  LoadedModel one(dir / "m", dtype, 1, kind, ranks);
   const std::vector<BatchRequest> requests = ragged_requests(one.config);
   std::vector<size_t> shuffled(requests.size());
   for (size_t i = 0; i < shuffled.size(); ++i) shuffled[i] = i;
@@ -110,7 +110,7 @@ inline void check_contract(const std::string& checkpoint, DType dtype,
   CHECK(preempted > 0);
   if (kind != BackendKind::cpu) return;
   for (const int threads : {2, 3}) {
-    LoadedModel more(dir / "m", dtype, threads);
+    LoadedModel more(dir / "m", dtype, threads, kind, ranks);
     same(run_requests(more, {.chunked = true, .budget = 251, .seed = 5}, requests),
          std::to_string(threads) + " threads on 251");
     same(run_requests(more, {.seed = 5}, requests), std::to_string(threads) + " threads off");

@@ -1,12 +1,17 @@
 // The backend of mla-run-faulty: right, but for the fault that MLA_FAULT names.
 //   logit   the first step after one that attends to an earlier chunk has one wrong logit, in its
 //           first sampled row: chunked prefill off never meets it
+//   throw:N  device N fails in its 40th step
+//   hang:N   device N does not come back from it
+#include <chrono>
 #include <cstdlib>
-#include <string_view>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "apps/mla_run/device.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "lib/base/error.h"
 #include "tests/support/forwarding_backend.h"
 #ifdef MLA_WITH_CUDA
 #include "kernels/cuda/cuda_backend.h"
@@ -15,7 +20,7 @@
 namespace mla {
 namespace {
 
-class FaultyBackend : public test::ForwardingBackend {
+class WrongLogit : public test::ForwardingBackend {
  public:
   using ForwardingBackend::ForwardingBackend;
 
@@ -44,19 +49,40 @@ class FaultyBackend : public test::ForwardingBackend {
   bool armed_ = false, done_ = false;
 };
 
+class Failing : public test::ForwardingBackend {
+ public:
+  Failing(std::unique_ptr<Backend> to, int32_t number, bool hangs)
+      : ForwardingBackend(std::move(to)), number_(number), hangs_(hangs) {}
+
+  void sample(const SampleParams& p) override {
+    ForwardingBackend::sample(p);
+    if (++steps_ < 40) return;
+    if (!hangs_) fail("device {} was told to fail", number_);
+    for (;;) std::this_thread::sleep_for(std::chrono::seconds(1));
+  }
+
+ private:
+  int32_t number_;
+  bool hangs_;
+  int steps_ = 0;
+};
+
 }  // namespace
 
 std::unique_ptr<Backend> make_backend([[maybe_unused]] DeviceKind device, DType dtype, int threads,
-                                      bool) {
+                                      bool, int32_t number) {
   std::unique_ptr<Backend> backend;
 #ifdef MLA_WITH_CUDA
   // Eagerly: a recorded step would not call the ops again.
-  if (device == DeviceKind::cuda) backend = make_cuda_backend({.device = 0, .graphs = false});
+  if (device == DeviceKind::cuda) backend = make_cuda_backend({.device = number, .graphs = false});
 #endif
   if (!backend) backend = make_cpu_backend(dtype, threads);
-  const char* fault = std::getenv("MLA_FAULT");
-  if (fault && std::string_view(fault) == "logit")
-    return std::make_unique<FaultyBackend>(std::move(backend));
+  const char* name = std::getenv("MLA_FAULT");
+  const std::string fault = name ? name : "";
+  if (fault == "logit") return std::make_unique<WrongLogit>(std::move(backend));
+  for (const bool hangs : {false, true})
+    if (fault == fmt::format("{}:{}", hangs ? "hang" : "throw", number))
+      return std::make_unique<Failing>(std::move(backend), number, hangs);
   return backend;
 }
 

@@ -14,6 +14,7 @@ class ForwardingBackend : public Backend {
   explicit ForwardingBackend(std::unique_ptr<Backend> to) : to_(std::move(to)) {}
 
   std::string name() const override { return to_->name(); }
+  Backend& device() override { return to_->device(); }
   DType dtype() const override { return to_->dtype(); }
   void* allocate(size_t bytes, const std::string& what) override {
     return to_->allocate(bytes, what);
@@ -45,8 +46,9 @@ class ForwardingBackend : public Backend {
     to_->set_rows(matrix, expert, row_begin, source);
   }
   void finish_matrix(Matrix& matrix) override { to_->finish_matrix(matrix); }
-  bool fill_normal(const Matrix& matrix, uint64_t seed, float deviation) override {
-    return to_->fill_normal(matrix, seed, deviation);
+  bool fill_normal(const Matrix& matrix, int64_t expert, int64_t row_begin,
+                   const NormalTensor& source) override {
+    return to_->fill_normal(matrix, expert, row_begin, source);
   }
   size_t matrix_bytes(MatrixKind kind, int64_t experts, int64_t rows, int64_t cols, DType stored,
                       int32_t heads, int32_t nope_dim) const override {
@@ -65,6 +67,7 @@ class ForwardingBackend : public Backend {
   void router(const RouterParams& p) override { to_->router(p); }
   void experts(const ExpertsParams& p) override { to_->experts(p); }
   void combine(const CombineParams& p) override { to_->combine(p); }
+  void join_columns(const JoinColumnsParams& p) override { to_->join_columns(p); }
   void sample(const SampleParams& p) override { to_->sample(p); }
 
  private:

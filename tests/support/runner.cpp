@@ -2,11 +2,16 @@
 
 #include <numeric>
 
+#include "kernels/comm/thread_comm.h"
 #include "kernels/cpu/cpu_backend.h"
 #ifdef MLA_WITH_CUDA
 #include "kernels/cuda/cuda_backend.h"
 #endif
+#ifdef MLA_WITH_NCCL
+#include "kernels/comm/nccl_comm.h"
+#endif
 #include "lib/base/error.h"
+#include "lib/model/shard.h"
 #include "lib/model/tensor_table.h"
 
 namespace mla::test {
@@ -16,8 +21,8 @@ std::string cuda_absence() { return cuda_available() ? "" : "no Hopper GPU"; }
 
 namespace {
 
-std::unique_ptr<Backend> make_backend(BackendKind kind, DType dtype, int threads) {
-  if (kind == BackendKind::cuda) return make_cuda_backend(CudaOptions{});
+std::unique_ptr<Backend> make_backend(BackendKind kind, DType dtype, int threads, int32_t rank) {
+  if (kind == BackendKind::cuda) return make_cuda_backend({.device = rank});
   return make_cpu_backend(dtype, threads);
 }
 
@@ -27,7 +32,7 @@ std::string cuda_absence() { return "a build without the CUDA backend"; }
 
 namespace {
 
-std::unique_ptr<Backend> make_backend(BackendKind kind, DType dtype, int threads) {
+std::unique_ptr<Backend> make_backend(BackendKind kind, DType dtype, int threads, int32_t) {
   if (kind == BackendKind::cuda) fail("{}", cuda_absence());
   return make_cpu_backend(dtype, threads);
 }
@@ -35,23 +40,80 @@ std::unique_ptr<Backend> make_backend(BackendKind kind, DType dtype, int threads
 }  // namespace
 #endif
 
-LoadedModel::LoadedModel(const std::string& dir, DType run_dtype, int threads, BackendKind kind)
+#ifdef MLA_WITH_NCCL
+std::string cuda_ranks_absence(int32_t ranks) {
+  const std::string none = cuda_absence();
+  if (!none.empty()) return none;
+  return cuda_device_count() < ranks ? fmt::format("fewer than {} GPUs", ranks) : "";
+}
+#else
+std::string cuda_ranks_absence(int32_t) { return "a build without NCCL"; }
+#endif
+
+namespace {
+
+using MakeComm = std::function<std::shared_ptr<Comm>(int32_t rank, Backend&)>;
+
+MakeComm make_comms(BackendKind kind, DType dtype, int32_t ranks) {
+#ifdef MLA_WITH_NCCL
+  if (kind == BackendKind::cuda)
+    return [group = make_nccl_group(ranks, true)](int32_t rank, Backend& backend) {
+      return make_nccl_comm(group, rank, backend);
+    };
+#endif
+  if (kind == BackendKind::cuda) fail("{}", cuda_ranks_absence(ranks));
+  return [comms = make_thread_comms(ranks, dtype, 100)](int32_t rank, Backend&) {
+    return comms[static_cast<size_t>(rank)];
+  };
+}
+
+TensorSource source_of(const Checkpoint& checkpoint) {
+  return [&checkpoint](const std::string& name) {
+    const TensorView view = checkpoint.tensor(name);
+    const int64_t cols = view.shape.back(), rows = view.shape.size() > 1 ? view.shape.front() : 1;
+    return HostTensor{view.data, view.dtype, rows, cols, cols};
+  };
+}
+
+}  // namespace
+
+LoadedModel::LoadedModel(const std::string& dir, DType run_dtype, int num_threads,
+                         BackendKind backend_kind, int32_t num_ranks)
     : config(load_config(dir)),
       dtype(run_dtype),
-      checkpoint(Checkpoint::open(dir)),
-      backend(make_backend(kind, run_dtype, threads)) {
+      threads(num_threads),
+      kind(backend_kind),
+      ranks(num_ranks),
+      checkpoint(std::make_shared<Checkpoint>(Checkpoint::open(dir))),
+      backend(make_backend(kind, run_dtype, threads, 0)) {
   std::vector<TensorSpec> specs;
   for (const TensorEntry& entry : tensor_table(config)) specs.push_back({entry.name, entry.shape});
-  checkpoint.check(specs);
-  weights = load_weights(
-      config, *backend,
-      [&](const std::string& name) {
-        const TensorView view = checkpoint.tensor(name);
-        const int64_t cols = view.shape.back(),
-                      rows = view.shape.size() > 1 ? view.shape.front() : 1;
-        return HostTensor{view.data, view.dtype, rows, cols, cols};
-      },
-      nullptr);
+  checkpoint->check(specs);
+  if (ranks == 1) weights = load_weights(config, {}, *backend, source_of(*checkpoint), nullptr);
+}
+
+TensorParallelModel::Options LoadedModel::rank_options() const {
+  TensorParallelModel::Options options;
+  options.size = ranks;
+  options.make_backend = [k = kind, d = dtype, t = threads](int32_t rank) {
+    return make_backend(k, d, t, rank);
+  };
+  options.make_comm = make_comms(kind, dtype, ranks);
+  options.timeout_seconds = 100;
+  return options;
+}
+
+TensorParallelModel::Load LoadedModel::rank_load() const {
+  return [whole = config, from = checkpoint](Rank rank, Backend& to, const LoadProgress& progress) {
+    return load_weights(whole, rank, to, source_of(*from), progress);
+  };
+}
+
+std::unique_ptr<ModelRunner> LoadedModel::make_model(const StepLimits& limits) {
+  if (ranks == 1) return std::make_unique<Model>(config, weights, *backend, limits);
+  auto model = std::make_unique<TensorParallelModel>(config, rank_options());
+  model->load(rank_load(), limits, {});
+  return model;
 }
 
 MemoryPlan plan_for(const LoadedModel& loaded, const RunOptions& options) {
@@ -64,7 +126,8 @@ MemoryPlan plan_for(const LoadedModel& loaded, const RunOptions& options) {
   engine.kv_cache_bytes = page * static_cast<uint64_t>(options.kv_pages ? options.kv_pages : 4096);
   engine.graphs = options.graphs;
   engine.prefix_caching = options.prefix_caching;
-  return make_memory_plan(loaded.config, engine, *loaded.backend, 0);
+  engine.ranks = loaded.ranks;
+  return make_memory_plan(rank_config(loaded.config, loaded.ranks), engine, *loaded.backend, 0);
 }
 
 LogitsRunner::LogitsRunner(LoadedModel& loaded, const RunOptions& options)
@@ -100,12 +163,36 @@ void LogitsRunner::run(const std::vector<int32_t>& ids,
   }
 }
 
+std::vector<float> prompt_logprobs(LoadedModel& loaded, const RunOptions& options,
+                                   const std::vector<int32_t>& ids) {
+  const MemoryPlan plan = plan_for(loaded, options);
+  const std::unique_ptr<ModelRunner> model = loaded.make_model(plan.limits);
+  const auto vocab = static_cast<size_t>(loaded.config.vocab_size);
+  std::vector<float> all(ids.size() * vocab);
+  Scheduler scheduler(plan.scheduler_options(), plan.limits.num_pages);
+  scheduler.add(0, ids, 1);
+  for (size_t position = 0; position < ids.size();) {
+    const StepPlan step = scheduler.next();
+    model->launch(step, std::vector<RowSampling>(step.samples.size()));
+    std::vector<int32_t> rows(static_cast<size_t>(step.rows()));
+    std::iota(rows.begin(), rows.end(), 0);
+    const auto found =
+        model->row_logprobs(rows, std::vector<int32_t>(rows.size()), loaded.config.vocab_size);
+    for (size_t i = 0; i < found.top_ids.size(); ++i)
+      all[(position + i / vocab) * vocab + static_cast<size_t>(found.top_ids[i])] =
+          found.top_logprobs[i];
+    position += rows.size();
+    scheduler.commit(step, model->collect().tokens);
+  }
+  return all;
+}
+
 BatchRun run_requests(LoadedModel& loaded, const RunOptions& options,
                       const std::vector<BatchRequest>& requests, const std::vector<size_t>& order) {
   const MemoryPlan plan = plan_for(loaded, options);
-  Model model(loaded.config, loaded.weights, *loaded.backend, plan.limits);
-  if (options.graphs) model.warm_up();
-  Engine engine(loaded.config, model, {}, plan, options.seed, options.pipelined);
+  const std::unique_ptr<ModelRunner> model = loaded.make_model(plan.limits);
+  if (options.graphs) model->warm_up();
+  Engine engine(loaded.config, *model, {}, plan, options.seed, options.pipelined);
   BatchRun run;
   run.results.resize(requests.size());
   run.choices.resize(requests.size());

@@ -10,6 +10,7 @@
 #include "kernels/ops.h"
 #include "lib/engine/engine.h"
 #include "lib/model/model.h"
+#include "lib/model/tensor_parallel.h"
 #include "lib/model/weights.h"
 #include "weights_loader/checkpoint.h"
 
@@ -20,16 +21,29 @@ enum class BackendKind : uint8_t { cpu, cuda };
 // Why there is no CUDA backend, or "".
 std::string cuda_absence();
 
-// A checkpoint on a backend; `threads` are those of the CPU backend.
+// Why there are not so many GPUs that can work together, or "".
+std::string cuda_ranks_absence(int32_t ranks);
+
+// A checkpoint on a backend; `threads` are those of a rank's CPU backend.
 struct LoadedModel {
   LoadedModel(const std::string& dir, DType run_dtype, int threads,
-              BackendKind kind = BackendKind::cpu);
+              BackendKind kind = BackendKind::cpu, int32_t ranks = 1);
+
+  // A model of these weights. Several ranks load their weights for each model.
+  std::unique_ptr<ModelRunner> make_model(const StepLimits& limits);
+  // What it makes several ranks of.
+  TensorParallelModel::Options rank_options() const;
+  TensorParallelModel::Load rank_load() const;
 
   ModelConfig config;
   DType dtype;
-  Checkpoint checkpoint;  // before the backend, whose threads read it while they load
-  std::unique_ptr<Backend> backend;
-  ModelWeights weights;
+  int threads;
+  BackendKind kind;
+  int32_t ranks;
+  std::shared_ptr<Checkpoint>
+      checkpoint;                    // before the backend, whose threads read it while loading
+  std::unique_ptr<Backend> backend;  // of one rank
+  ModelWeights weights;              // of a single rank
 };
 
 struct RunOptions {
@@ -61,6 +75,11 @@ class LogitsRunner {
   MemoryPlan plan_;
   Model model_;
 };
+
+// Log-softmax of the logits of all positions of a prompt, [ids.size(), vocab], through the engine's
+// view of a model: for one rank and several.
+std::vector<float> prompt_logprobs(LoadedModel& loaded, const RunOptions& options,
+                                   const std::vector<int32_t>& ids);
 
 struct BatchRequest {
   std::vector<int32_t> prompt;

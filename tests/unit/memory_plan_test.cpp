@@ -1,7 +1,10 @@
 #include "lib/engine/memory_plan.h"
 
+#include "kernels/comm/comm.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "lib/base/error.h"
+#include "lib/model/shard.h"
+#include "lib/model/weights.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 
@@ -151,6 +154,42 @@ TEST_CASE("Two modes share a pool that fits the larger buffers of both") {
                          static_cast<uint64_t>(all.num_pages) * page_bytes() + kContextReserve +
                          bytes_of(both[0], "graphs");
   CHECK(total <= static_cast<uint64_t>(static_cast<double>(80 * kGiB) * 0.92));
+}
+
+TEST_CASE("A rank's plan has its share of the buffers, what ranks exchange, and their number") {
+  const auto backend = make_cpu_backend(DType::bf16, 1);
+  EngineOptions options = gpu(80 * kGiB);
+  const MemoryPlan one = plan_of(options);
+  CHECK(to_json(one).at("tensor_parallel_size") == 1);
+  CHECK(bytes_of(one, "NCCL reserve") == 0);
+  CHECK(to_text(one).starts_with("memory plan, "));
+  for (const int32_t ranks : {2, 4}) {
+    options.ranks = ranks;
+    const ModelConfig local = rank_config(lite(), ranks);
+    const size_t weights = weight_bytes(lite(), {.size = ranks}, *backend, DType::bf16);
+    const MemoryPlan plan = make_memory_plan(local, options, *backend, weights);
+    INFO(to_text(plan));
+    CHECK(plan.limits.ranks == ranks);
+    CHECK(to_json(plan).at("tensor_parallel_size") == ranks);
+    CHECK(to_text(plan).starts_with(fmt::format("memory plan of each of {} ranks, ", ranks)));
+    CHECK(bytes_of(plan, "NCCL reserve") == kCommReserve);
+    // Embedding, norms, q_a, kv_a and router are whole.
+    CHECK(static_cast<double>(weights) * ranks > 1.0 * kWeights);
+    CHECK(static_cast<double>(weights) * ranks < 1.06 * kWeights);
+    CHECK(plan.kv_tokens() > one.kv_tokens());
+    // The buffers of the ranks are counted: without them there is room for less.
+    StepLimits alone = plan.limits;
+    alone.ranks = 1;
+    Arena with, without;
+    const ActivationBuffers b = ActivationBuffers::carve(with, local, plan.limits, DType::bf16);
+    ActivationBuffers::carve(without, local, alone, DType::bf16);
+    CHECK(b.partial == nullptr);  // counted, not there
+    const int64_t B = plan.limits.max_rows, H = 2048, S = plan.limits.max_seqs, W = 102400 / ranks;
+    const int64_t more = B * H * 2 - B * H * 4 + reduce_scratch(ranks, B * H) * 2 + S * W * 4 +
+                         ranks * std::min<int64_t>(S, kGatherRows) * W * 4;
+    CHECK(static_cast<int64_t>(with.used()) - static_cast<int64_t>(without.used()) == more);
+    CHECK(bytes_of(plan, "activations") == with.used());
+  }
 }
 
 TEST_CASE("The decode splits of a step are bounded and hold the longest row") {
