@@ -112,6 +112,7 @@ std::unique_ptr<ModelRunner> load_replica(const EngineFlags& flags, int32_t repl
           .make_comm = make_comms(loaded.device, loaded.dtype, limits.ranks, flags.rank_timeout,
                                   !flags.no_custom_all_reduce),
           .timeout_seconds = flags.rank_timeout,
+          .join_seconds = std::min(10.0, flags.rank_timeout),
           .abandoned = [] { abandoned = true; }});
   model->load(weights_of(loaded), limits, progress);
   return model;

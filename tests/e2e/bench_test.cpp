@@ -3,17 +3,13 @@
 
 #include "tests/e2e/process.h"
 
-namespace mla::test {
+namespace mla::test::bench_test {
 namespace {
 
 namespace fs = std::filesystem;
 
 const std::string kBench = "bench --device cpu --threads 2 -m " +
                            source_path("tests/data/tiny-random") + " --max-num-seqs 4 ";
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 TEST_CASE("bench measures each kind of work and counts its tokens and steps") {
   TempDir dir;
@@ -163,4 +159,4 @@ TEST_CASE("What bench cannot run is told before weights are loaded and exits 2")
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::bench_test

@@ -95,14 +95,15 @@ inline void check_contract(const std::string& checkpoint, DType dtype,
     if (variant.options.kv_pages)
       variant.options.max_model_len = static_cast<int32_t>(
           std::min<int64_t>(12 * kPageTokens, one.config.max_position_embeddings));
-    const BatchRun run = run_requests(one, variant.options, requests,
-                                      variant.shuffled ? shuffled : std::vector<size_t>{});
+    const std::vector<size_t> order = variant.shuffled ? shuffled : std::vector<size_t>{};
+    const BatchRun run = run_requests(one, variant.options, requests, order);
     same(run, variant.name);
     variant.options.pipelined = true;
     variant.options.graphs = graphs = !graphs;
-    same(run_requests(one, variant.options, requests,
-                      variant.shuffled ? shuffled : std::vector<size_t>{}),
-         variant.name + (graphs ? " pipelined, padded" : " pipelined"));
+    // Ranks on a CPU wait for each other a hundred times a step: every other way once more.
+    if (graphs || ranks == 1 || kind != BackendKind::cpu)
+      same(run_requests(one, variant.options, requests, order),
+           variant.name + (graphs ? " pipelined, padded" : " pipelined"));
     if (variant.options.kv_pages) preempted += run.stats.preemptions;
     if (variant.options.chunked && variant.options.budget == 64)
       CHECK(run.stats.prompts_split > 10);

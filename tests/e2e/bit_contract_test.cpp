@@ -1,6 +1,6 @@
 #include "tests/e2e/bit_contract.h"
 
-namespace mla::test {
+namespace mla::test::bit_contract_test {
 namespace {
 
 TEST_CASE("The bits of a request depend on nothing around it in bfloat16") {
@@ -20,4 +20,4 @@ TEST_CASE("The bits hold with odd dimensions and expert groups in float32") {
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::bit_contract_test

@@ -9,7 +9,7 @@
 #include "tests/support/runner.h"
 #include "tests/support/synthetic.h"
 
-namespace mla::test {
+namespace mla::test::choices_test {
 namespace {
 
 std::vector<BatchRequest> requests_of(const ModelConfig& config, int32_t count, int32_t n) {
@@ -195,7 +195,7 @@ TEST_CASE("Records of several choices are compared, merged and resumed as others
   INFO(both.err << both.out);
   REQUIRE(both.exit_code == 0);
   CHECK(both.out.find("identical: 24 of 24 requests") != std::string::npos);
-  const Json report = parse_json(read_file(dir / "ab/compare.json"), "compare.json");
+  const Json report = read_json(dir / "ab/compare.json");
   CHECK(report.at("a").at("answered") == 24);
 
   REQUIRE(run_program(dir, kModel + "-o " + (dir / "whole") + prompts).exit_code == 0);
@@ -258,4 +258,4 @@ TEST_CASE("Prompt logprobs and an echo are the same whatever the number of choic
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::choices_test

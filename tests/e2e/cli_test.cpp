@@ -5,17 +5,13 @@
 
 #include "tests/e2e/process.h"
 
-namespace mla::test {
+namespace mla::test::cli_test {
 namespace {
 
 namespace fs = std::filesystem;
 
 const std::string kTiny = "-m " + source_path("tests/data/tiny-random") + " ";
 const std::string kModel = kTiny + "--device cpu ";
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 TEST_CASE("The quickstart's model solves word problems, alike in both modes") {
   TempDir dir;
@@ -26,7 +22,7 @@ TEST_CASE("The quickstart's model solves word problems, alike in both modes") {
   INFO(result.out << result.err);
   CHECK(result.exit_code == 0);
   CHECK(has(result.out, "identical: 40 of 40 requests"));
-  const Json report = parse_json(read_file(dir / "out/compare.json"), "compare.json");
+  const Json report = read_json(dir / "out/compare.json");
   for (const char* side : {"a", "b"}) CHECK(report.at(side).at("correct").get<int>() >= 36);
   CHECK(report.at("b").at("prompts_split").get<int>() >= 20);
 }
@@ -38,13 +34,13 @@ TEST_CASE("The prompts of the tests give the same bits in both modes and at leas
                (dir / "out") + " " + source_path("tests/data/tiny-prompts.jsonl"));
   CHECK(result.exit_code == 0);
   CHECK(has(result.out, "identical: 64 of 64 requests"));
-  const Json report = parse_json(read_file(dir / "out/compare.json"), "compare.json");
+  const Json report = read_json(dir / "out/compare.json");
   CHECK(report.at("token_identical").get<double>() == 1.0);
   CHECK(report.at("logprob_identical").get<double>() == 1.0);
-  const Json on = parse_json(read_file(dir / "out/on/run.json"), "run.json");
+  const Json on = read_json(dir / "out/on/run.json");
   CHECK(on.at("state") == "finished");
   CHECK(on.at("counts").at("prompts_split").get<int>() >= 32);
-  const Json off = parse_json(read_file(dir / "out/off/run.json"), "run.json");
+  const Json off = read_json(dir / "out/off/run.json");
   CHECK(off.at("counts").at("prompts_split").get<int>() == 0);
   CHECK(off.at("input").at("sha256") == on.at("input").at("sha256"));
   const std::vector<Json> records = read_lines(dir / "out/on/outputs.jsonl");
@@ -73,7 +69,7 @@ TEST_CASE("One changed token makes the comparison exit 4") {
       dir, "compare --json " + (dir / "c.json") + " " + (dir / "a") + " " + (dir / "b"));
   CHECK(result.exit_code == 4);
   CHECK(has(result.out, "1 of 2"));
-  const Json report = parse_json(read_file(dir / "c.json"), "c.json");
+  const Json report = read_json(dir / "c.json");
   const Json& divergence = report.at("divergences").at(0);
   CHECK(divergence.at("position") == 0);
   CHECK(divergence.at("token_b") == 7);
@@ -278,7 +274,7 @@ TEST_CASE("Standard input and output work and the mode's word is optional") {
   const auto mode_of = [&](const std::string& words) {
     REQUIRE(run_program(dir, words + " " + kModel + " --quiet --overwrite -o " + (dir / "o"))
                 .exit_code == 0);
-    return parse_json(read_file(dir / "o/run.json"), "run.json")
+    return read_json(dir / "o/run.json")
         .at("options")
         .at("chunked_prefill")
         .get<std::string>();
@@ -319,7 +315,7 @@ TEST_CASE("Errors of the standard streams are told and a lost log ends no run") 
   CHECK(shell(kModel + " --quiet -o - " + (dir / "p.jsonl") + " >/dev/full 2>/dev/null") == 1);
   CHECK(shell("plan " + kModel + " >/dev/full 2>/dev/null") == 1);
   CHECK(shell(kModel + " --quiet" + to + "- </tmp 2>/dev/null") == 1);
-  CHECK(parse_json(read_file(dir / "o/run.json"), "run.json").at("state") == "failed");
+  CHECK(read_json(dir / "o/run.json").at("state") == "failed");
   CHECK(shell(kModel + " --quiet" + to + "--limit 0 --chunked-prefill both " + (dir / "p.jsonl") +
               " >/dev/null") == 0);
 }
@@ -383,7 +379,7 @@ TEST_CASE("Dummy weights need config.json alone and are the same every time") {
     REQUIRE(result.exit_code == 0);
     CHECK(has(result.err, "random"));
     tokens.push_back(read_lines(dir.path() + "/" + out + "/outputs.jsonl")[0].at("token_ids"));
-    const Json run = parse_json(read_file(dir.path() + "/" + out + "/run.json"), "run.json");
+    const Json run = read_json(dir.path() + "/" + out + "/run.json");
     CHECK(run.at("options").at("load_format") == "dummy");
     CHECK(run.at("options").at("enforce_eager") == true);
   }
@@ -406,4 +402,4 @@ TEST_CASE("No file of lib includes a CUDA or NCCL header") {
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::cli_test

@@ -4,17 +4,13 @@
 #include "tests/e2e/process.h"
 #include "tests/support/runner.h"
 
-namespace mla::test {
+namespace mla::test::cuda_cli_test {
 namespace {
 
 namespace fs = std::filesystem;
 
 const std::string kTiny = "-m " + source_path("tests/data/tiny-random") + " ";
 const std::string kPrompts = source_path("tests/data/tiny-prompts.jsonl");
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 bool no_gpu() {
   const std::string absence = cuda_absence();
@@ -57,7 +53,7 @@ TEST_CASE("The quickstart's model solves word problems on a GPU, alike in both m
   INFO(result.out << result.err);
   REQUIRE(result.exit_code == 0);
   CHECK(has(result.out, "identical: 200 of 200 requests"));
-  const Json report = parse_json(read_file(dir / "out/compare.json"), "compare.json");
+  const Json report = read_json(dir / "out/compare.json");
   for (const char* side : {"a", "b"}) CHECK(report.at(side).at("correct").get<int>() >= 198);
   CHECK(report.at("b").at("prompts_split").get<int>() >= 100);
 }
@@ -93,7 +89,7 @@ TEST_CASE("A run takes the memory that was planned and none after its start") {
       dir, kTiny + "--device cuda --chunked-prefill on -o " + (dir / "out") + " " + kPrompts);
   INFO(result.err);
   REQUIRE(result.exit_code == 0);
-  const Json run = parse_json(read_file(dir / "out/run.json"), "run.json");
+  const Json run = read_json(dir / "out/run.json");
   const Json& summary = run.at("summary");
   const auto in_use = summary.at("device_memory_bytes").get<uint64_t>();
   CHECK(in_use == summary.at("device_memory_bytes_at_start").get<uint64_t>());
@@ -130,4 +126,4 @@ TEST_CASE("What a GPU cannot hold is refused with its numbers") {
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::cuda_cli_test

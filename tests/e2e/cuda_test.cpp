@@ -5,7 +5,7 @@
 #include "tests/e2e/bit_contract.h"
 #include "tests/support/compare.h"
 
-namespace mla::test {
+namespace mla::test::cuda_test {
 namespace {
 
 const std::string kRoot = source_path("tests/data/expected");
@@ -172,4 +172,4 @@ TEST_CASE("The bits hold with expert groups on CUDA") {
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::cuda_test

@@ -6,16 +6,12 @@
 
 #include "tests/e2e/child.h"
 
-namespace mla::test {
+namespace mla::test::data_parallel_test {
 namespace {
 
 namespace fs = std::filesystem;
 
 const std::string kModel = "-m " + source_path("tests/data/tiny-random") + " --device cpu ";
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // Requests of every kind, bad lines among them.
 std::string mixed_prompts(int count) {
@@ -66,7 +62,7 @@ TEST_CASE("Several engines give the records of one, in either mode and with rank
       CHECK(run.at("counts").at(count) == one.at("counts").at(count));
     CHECK(run.at("summary").at("total_num_tokens") == one.at("summary").at("total_num_tokens"));
     CHECK(run.at("options").at("data_parallel_size").get<int>() > 1);
-    if (contains(options, "caching")) continue;  // cached_tokens are others
+    if (has(options, "caching")) continue;  // cached_tokens are others
     CHECK(f.records(out) == f.records("one"));
   }
 }
@@ -85,7 +81,7 @@ TEST_CASE("Ranks and engines together give the bits of ranks alone") {
 TEST_CASE("Work is dealt to every engine and a trace has a process for each") {
   const Fixture f;
   REQUIRE(f.run("o", "-dp 2 --max-num-seqs 2 --trace " + (f.dir / "t.json")).exit_code == 3);
-  const Json trace = parse_json(read_file(f.dir / "t.json"), "t.json");
+  const Json trace = read_json(f.dir / "t.json");
   std::set<std::string> names;
   std::map<int64_t, int64_t> tokens;
   for (const Json& event : trace) {
@@ -151,17 +147,17 @@ TEST_CASE("A device that fails or hangs ends the run, what was finished is kept 
       const Json run = run_json(f.dir / "o");
       CHECK(run.at("state") == "failed");
       const std::string error = run.at("error").get<std::string>();
-      CHECK(contains(failed.err, error));
-      CHECK(contains(error, fault == "throw" ? "device 1 was told to fail" : "within 1 s"));
-      CHECK(contains(error, devices == "-dp 2" ? "engine 1: rank 0" : "rank 1"));
+      CHECK(has(failed.err, error));
+      CHECK(has(error, fault == "throw" ? "device 1 was told to fail" : "within 1 s"));
+      CHECK(has(error, devices == "-dp 2" ? "engine 1: rank 0" : "rank 1"));
       CHECK_FALSE(fs::exists(f.dir / "o/outputs.jsonl"));
       CHECK(read_lines(f.dir / "o/outputs.jsonl.partial").size() > 0);
       CHECK(f.run("o", options + "--resume").exit_code == 3);
       CHECK(run_json(f.dir / "o").at("counts").at("kept").get<int>() > 0);
-      CHECK(f.records("o") == f.records(contains(devices, "-tp") ? "two" : "one"));
+      CHECK(f.records("o") == f.records(has(devices, "-tp") ? "two" : "one"));
     }
   }
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::data_parallel_test

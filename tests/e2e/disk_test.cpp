@@ -6,17 +6,13 @@
 
 #include "tests/e2e/child.h"
 
-namespace mla::test {
+namespace mla::test::disk_test {
 namespace {
 
 namespace fs = std::filesystem;
 
 const std::string kModel = "-m " + source_path("tests/data/tiny-random") + " --device cpu ";
 const std::string kProgram = std::string(MLA_BINARY_DIR) + "/mla-run ";
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 int bash(const std::string& command) {
   const int status = std::system(("bash -c '" + command + "'").c_str());
@@ -106,4 +102,4 @@ TEST_CASE("A folder that cannot be written is told before anything is loaded") {
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::disk_test

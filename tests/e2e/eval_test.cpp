@@ -8,18 +8,12 @@
 #include "tests/e2e/child.h"
 #include "tests/support/small_gsm8k.h"
 
-namespace mla::test {
+namespace mla::test::eval_test {
 namespace {
 
 namespace fs = std::filesystem;
 
 const std::string kModel = "-m " + source_path("tests/data/tiny-random") + " --device cpu ";
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-Json read_json(const std::string& path) { return parse_json(read_file(path), path); }
 
 // A data set of three questions in `data`, and evaluations of it into `out`.
 struct Fixture {
@@ -354,4 +348,4 @@ TEST_CASE("The requests of GSM8K itself are those of the released prompts") {
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::eval_test

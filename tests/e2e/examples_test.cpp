@@ -5,16 +5,12 @@
 #include "tests/e2e/child.h"
 #include "tests/support/small_gsm8k.h"
 
-namespace mla::test {
+namespace mla::test::examples_test {
 namespace {
 
 namespace fs = std::filesystem;
 
 const std::string kModelDir = source_path("tests/data/tiny-random");
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // examples/NAME with the built program, its outputs in `o`.
 ProcessResult run_script(const TempDir& dir, const std::string& variables, const std::string& name,
@@ -87,4 +83,4 @@ TEST_CASE("The check of GSM8K in both modes prints the published score beside it
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::examples_test

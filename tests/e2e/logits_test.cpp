@@ -8,7 +8,7 @@
 #include "tests/support/runner.h"
 #include "tests/support/synthetic.h"
 
-namespace mla::test {
+namespace mla::test::logits_test {
 namespace {
 
 const std::string kRoot = source_path("tests/data/expected");
@@ -129,4 +129,4 @@ TEST_CASE("Greedy generation in float32 follows the naive model token by token")
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::logits_test

@@ -3,14 +3,10 @@
 
 #include "tests/e2e/process.h"
 
-namespace mla::test {
+namespace mla::test::openai_batch_test {
 namespace {
 
 const std::string kModel = "-m " + source_path("tests/data/tiny-random") + " --device cpu --quiet ";
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 std::set<std::string> keys(const Json& object) {
   std::set<std::string> names;
@@ -282,9 +278,9 @@ TEST_CASE("Runs of OpenAI lines are compared as others are") {
                            (dir / "ab") + " " + (dir / "p.jsonl"));
   CHECK(result.exit_code == 0);
   CHECK(has(result.out, "identical: 12 of 12 requests"));
-  const Json report = parse_json(read_file(dir / "ab/compare.json"), "compare.json");
+  const Json report = read_json(dir / "ab/compare.json");
   CHECK(report.at("logprob_identical") == 1.0);
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::openai_batch_test

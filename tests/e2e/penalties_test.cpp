@@ -7,7 +7,7 @@
 #include "tests/support/runner.h"
 #include "tests/support/synthetic.h"
 
-namespace mla::test {
+namespace mla::test::penalties_test {
 namespace {
 
 std::vector<BackendKind> kinds() {
@@ -179,4 +179,4 @@ TEST_CASE("More edits than there is room for are sampled in groups") {
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::penalties_test

@@ -7,7 +7,7 @@
 #include "tests/support/runner.h"
 #include "tests/support/synthetic.h"
 
-namespace mla::test {
+namespace mla::test::pipeline_test {
 namespace {
 
 // Requests that end early or late, and at a length; with bans, draws and top logprobs.
@@ -118,4 +118,4 @@ TEST_CASE("No more steps are on their way than there is room for") {
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::pipeline_test

@@ -5,7 +5,7 @@
 #include "tests/support/runner.h"
 #include "tests/support/synthetic.h"
 
-namespace mla::test {
+namespace mla::test::prefix_caching_test {
 namespace {
 
 std::vector<BackendKind> kinds() {
@@ -127,10 +127,10 @@ TEST_CASE(
     CHECK(with[i].at("token_ids") == without[i].at("token_ids"));
     CHECK(with[i].at("logprob_hash") == without[i].at("logprob_hash"));
   }
-  const Json record = parse_json(read_file(dir / "with/run.json"), "run.json");
+  const Json record = read_json(dir / "with/run.json");
   CHECK(record.at("counts").at("cached_tokens") == 256);
   CHECK(record.at("options").at("enable_prefix_caching") == true);
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::prefix_caching_test

@@ -35,6 +35,8 @@ inline void write_text(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
+inline Json read_json(const std::string& path) { return parse_json(read_file(path), path); }
+
 inline std::vector<Json> read_lines(const std::string& path) {
   std::vector<Json> records;
   std::ifstream in(path);

@@ -4,7 +4,7 @@
 
 #include "tests/e2e/process.h"
 
-namespace mla::test {
+namespace mla::test::prompt_logprobs_test {
 namespace {
 
 const std::string kModel = "-m " + source_path("tests/data/tiny-random") + " --device cpu --quiet ";
@@ -34,7 +34,7 @@ TEST_CASE("Prompt logprobs are the same bits in every chunk and mode and after p
   const auto whole = outputs(dir, "--prompt-logprobs 3", "whole");
   const std::string chunked = "--prompt-logprobs 3 --chunked-prefill on ";
   const auto cut = outputs(dir, chunked + "--max-num-batched-tokens 50", "cut");
-  const Json run = parse_json(read_file(dir / "cut/run.json"), "run.json");
+  const Json run = read_json(dir / "cut/run.json");
   const int64_t cache_bytes = run.at("memory_plan").at("bytes").at("KV blocks");
   const int64_t page = cache_bytes / run.at("memory_plan").at("kv_pages").get<int64_t>();
   const auto preempted = outputs(
@@ -42,7 +42,7 @@ TEST_CASE("Prompt logprobs are the same bits in every chunk and mode and after p
       chunked + "--max-num-batched-tokens 100 --max-model-len 320 --kv-cache-memory-bytes " +
           std::to_string(page * 7),
       "preempted");
-  const Json counts = parse_json(read_file(dir / "preempted/run.json"), "run.json").at("counts");
+  const Json counts = read_json(dir / "preempted/run.json").at("counts");
   CHECK(counts.at("preemptions").get<int>() > 0);
   const auto plain = outputs(dir, "", "plain");
   REQUIRE(whole.size() == 12);
@@ -163,4 +163,4 @@ TEST_CASE("An echo with logprobs puts the prompt's in front, as prompt_logprobs 
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::prompt_logprobs_test

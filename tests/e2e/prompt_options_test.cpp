@@ -4,7 +4,7 @@
 
 #include "tests/e2e/process.h"
 
-namespace mla::test {
+namespace mla::test::prompt_options_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -25,7 +25,7 @@ std::vector<Json> outputs(const TempDir& dir, const std::string& options, const 
 
 TEST_CASE("A BOS is put in front of text alone and never twice") {
   TempDir dir;
-  const Json config = parse_json(read_file(kTiny + "/tokenizer_config.json"), "tokenizer_config");
+  const Json config = read_json(kTiny + "/tokenizer_config.json");
   const Json& token = config.at("bos_token");
   const std::string bos = token.is_string() ? token : token.at("content");
   const Json lines[] = {{{"prompt", "bread"}, {"max_tokens", 1}},
@@ -94,7 +94,7 @@ TEST_CASE("The model's generation config gives defaults where it is asked for an
   TempDir dir;
   fs::copy(kTiny, dir / "m");
   const auto write_config = [&](const Json& extra) {
-    Json config = parse_json(read_file(kTiny + "/generation_config.json"), "generation_config");
+    Json config = read_json(kTiny + "/generation_config.json");
     config.update({{"temperature", 0.75},
                    {"top_p", 0.5},
                    {"top_k", 7},
@@ -109,7 +109,7 @@ TEST_CASE("The model's generation config gives defaults where it is asked for an
              "{\"prompt\":[5,6],\"ignore_eos\":true,\"min_p\":0,\"repetition_penalty\":1}\n");
   const auto sampling = [&](const std::string& options, const std::string& name) {
     outputs(dir, run_options(dir / "m") + options, name);
-    return parse_json(read_file(dir / name + "/run.json"), "run.json").at("options").at("sampling");
+    return read_json(dir / name + "/run.json").at("options").at("sampling");
   };
   const Json taken = sampling("--generation-config auto", "auto");
   CHECK(taken.at("temperature") == 0.75);
@@ -140,4 +140,4 @@ TEST_CASE("The model's generation config gives defaults where it is asked for an
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::prompt_options_test

@@ -9,7 +9,7 @@
 #include "tests/e2e/bit_contract.h"
 #include "tests/support/error_text.h"
 
-namespace mla::test {
+namespace mla::test::rank_faults_test {
 namespace {
 
 // A place where a rank stays, whatever is aborted, until it is let go.
@@ -219,4 +219,4 @@ TEST_CASE("What progress throws while ranks load passes and none is left behind"
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::rank_faults_test

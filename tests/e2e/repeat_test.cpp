@@ -4,7 +4,7 @@
 
 #include "tests/e2e/process.h"
 
-namespace mla::test {
+namespace mla::test::repeat_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -14,17 +14,13 @@ const std::string kBoth = "-m " + source_path("tests/data/tiny-random") +
                           "--max-num-batched-tokens 64 --limit 8 " +
                           source_path("tests/data/tiny-prompts.jsonl") + " --output ";
 
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 TEST_CASE("Repeats alternate, are compared pair by pair and have the same bits") {
   TempDir dir;
   const ProcessResult result = run_program(dir, kBoth + (dir / "out") + " --repeat 3");
   INFO(result.err);
   REQUIRE(result.exit_code == 0);
   CHECK(has(result.out, "3 runs of each mode in alternation, 3 pairs with times"));
-  const Json report = parse_json(read_file(dir / "out/compare.json"), "compare.json");
+  const Json report = read_json(dir / "out/compare.json");
   const Json& repeats = report.at("repeats");
   CHECK(repeats.at("runs") == 3);
   CHECK(repeats.at("pairs") == 3);
@@ -36,7 +32,7 @@ TEST_CASE("Repeats alternate, are compared pair by pair and have the same bits")
     for (int i = 0; i < 3; ++i) {
       const std::string of_repeat = i == 0 ? "" : fmt::format("repeat-{}/", i + 1);
       const std::string folder = dir / "out/" + of_repeat + mode;
-      const Json run = parse_json(read_file(folder + "/run.json"), "run.json");
+      const Json run = read_json(folder + "/run.json");
       CHECK(elapsed.at(key)[static_cast<size_t>(i)] == run.at("summary").at("elapsed_time"));
       CHECK(run.at("options").at("chunked_prefill") == mode);
     }
@@ -102,7 +98,7 @@ TEST_CASE("One wrong logit in one mode is caught: exit 4, and where the answers 
   CHECK(result.exit_code == 4);
   CHECK(has(result.out, "different: 7 of 8 requests have the same tokens"));
   CHECK(has(result.out, "FAIL: the share of requests with the same tokens is 0.875"));
-  const Json report = parse_json(read_file(dir / "out/compare.json"), "compare.json");
+  const Json report = read_json(dir / "out/compare.json");
   REQUIRE(report.at("divergences").size() == 1);
   const Json& divergence = report.at("divergences")[0];
   CHECK(divergence.at("token_a") != divergence.at("token_b"));
@@ -113,4 +109,4 @@ TEST_CASE("One wrong logit in one mode is caught: exit 4, and where the answers 
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::repeat_test

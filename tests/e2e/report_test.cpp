@@ -3,16 +3,12 @@
 
 #include "tests/e2e/process.h"
 
-namespace mla::test {
+namespace mla::test::report_test {
 namespace {
 
 namespace fs = std::filesystem;
 
 const std::string kModel = "-m " + source_path("tests/data/tiny-random") + " --device cpu --quiet ";
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 TEST_CASE("Both modes give a page that stands alone and says that they are identical") {
   TempDir dir;
@@ -32,7 +28,7 @@ TEST_CASE("Both modes give a page that stands alone and says that they are ident
   CHECK_FALSE(has(page, "http"));
   CHECK_FALSE(has(page, "nan"));
   CHECK_FALSE(has(page, "<script"));
-  const Json run = parse_json(read_file(dir / "out/on/run.json"), "run.json");
+  const Json run = read_json(dir / "out/on/run.json");
   const Json& timeline = run.at("timeline");
   int64_t tokens = 0;
   for (const char* kind : {"prefill_tokens", "decode_tokens"})
@@ -76,4 +72,4 @@ TEST_CASE(
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::report_test

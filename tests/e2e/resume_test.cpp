@@ -9,16 +9,12 @@
 
 #include "tests/e2e/child.h"
 
-namespace mla::test {
+namespace mla::test::resume_test {
 namespace {
 
 namespace fs = std::filesystem;
 
 const std::string kModel = "-m " + source_path("tests/data/tiny-random") + " --device cpu ";
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // Requests that end one after another.
 std::string some_prompts(int count) {
@@ -350,4 +346,4 @@ TEST_CASE("The first failed line stops a run with fail-fast and it can be resume
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::resume_test

@@ -6,17 +6,13 @@
 
 #include "tests/e2e/child.h"
 
-namespace mla::test {
+namespace mla::test::settings_test {
 namespace {
 
 namespace fs = std::filesystem;
 
 const std::string kModelDir = source_path("tests/data/tiny-random");
 const std::string kModel = "-m " + kModelDir + " --device cpu ";
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // The program with variables in its environment, into folder `o`.
 ProcessResult run_with(const TempDir& dir, const std::string& variables,
@@ -200,4 +196,4 @@ TEST_CASE("A terminal gets one line drawn again, in colour unless NO_COLOR is se
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::settings_test

@@ -3,16 +3,12 @@
 
 #include "tests/e2e/child.h"
 
-namespace mla::test {
+namespace mla::test::shard_test {
 namespace {
 
 namespace fs = std::filesystem;
 
 const std::string kModel = "-m " + source_path("tests/data/tiny-random") + " --device cpu ";
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // Blank and broken lines, lines without id, and an id that comes again in another shard.
 std::string mixed_prompts() {
@@ -157,4 +153,4 @@ TEST_CASE("A shard that is none is refused and one that was interrupted resumes"
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::shard_test

@@ -6,7 +6,7 @@
 #include "tests/e2e/child.h"
 #include "tests/support/runner.h"
 
-namespace mla::test {
+namespace mla::test::tensor_parallel_cli_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -14,10 +14,6 @@ namespace fs = std::filesystem;
 const std::string kTiny = "-m " + source_path("tests/data/tiny-random") + " --device cpu ";
 const std::string kWords = "-m " + source_path("examples/word-problems") + " --device cpu ";
 const std::string kPrompts = source_path("tests/data/tiny-prompts.jsonl");
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 TEST_CASE("Two ranks solve the word problems as one does and alike in both modes") {
   TempDir dir;
@@ -160,7 +156,7 @@ TEST_CASE("Two GPUs solve the word problems alike in both modes") {
   INFO(result.out << result.err);
   CHECK(result.exit_code == 0);
   CHECK(has(result.out, "identical: 200 of 200 requests"));
-  const Json report = parse_json(read_file(dir / "out/compare.json"), "compare.json");
+  const Json report = read_json(dir / "out/compare.json");
   for (const char* side : {"a", "b"}) CHECK(report.at(side).at("correct").get<int>() >= 190);
 }
 
@@ -178,4 +174,4 @@ TEST_CASE("More GPUs than there are is said before anything is loaded") {
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::tensor_parallel_cli_test

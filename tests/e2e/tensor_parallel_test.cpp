@@ -8,7 +8,7 @@
 #include "tests/e2e/bit_contract.h"
 #include "tests/support/compare.h"
 
-namespace mla::test {
+namespace mla::test::tensor_parallel_test {
 namespace {
 
 // A checkpoint of the expected ones with `heads` heads (0: as it is), written to `dir`.
@@ -195,4 +195,4 @@ TEST_CASE("The bits hold on four GPUs, whose sums are gathered") {
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::tensor_parallel_test

@@ -4,16 +4,12 @@
 
 #include "tests/e2e/process.h"
 
-namespace mla::test {
+namespace mla::test::trace_test {
 namespace {
 
 const std::string kRun = "-m " + source_path("tests/data/tiny-random") +
                          " --device cpu --quiet --max-num-batched-tokens 64 --limit 6 " +
                          source_path("tests/data/tiny-prompts.jsonl") + " ";
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // Of one process of the trace, by the name of its track.
 std::map<std::string, std::vector<Json>> tracks_of(const Json& trace, int64_t pid) {
@@ -40,11 +36,11 @@ TEST_CASE("A trace has every step of both modes, its tokens and requests, in ord
       dir, kRun + "--chunked-prefill both --output " + (dir / "o") + " --trace " + (dir / "t.json"));
   INFO(result.err);
   REQUIRE(result.exit_code == 0);
-  const Json trace = parse_json(read_file(dir / "t.json"), "t.json");
+  const Json trace = read_json(dir / "t.json");
   int64_t pid = 0;
   for (const std::string mode : {"off", "on"}) {
     auto tracks = tracks_of(trace, ++pid);
-    const Json run = parse_json(read_file(dir / ("o/" + mode + "/run.json")), "run.json");
+    const Json run = read_json(dir / ("o/" + mode + "/run.json"));
     const Json& summary = run.at("summary");
     const int64_t steps = run.at("counts").at("steps").get<int64_t>();
     INFO(mode);
@@ -118,4 +114,4 @@ TEST_CASE("A trace changes no bit and takes no file that is there") {
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::trace_test

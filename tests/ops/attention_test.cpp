@@ -1,7 +1,7 @@
 // kv_up and mla_prefill against plain loops in double, and their bits against themselves.
 #include "tests/ops/attention_fixture.h"
 
-namespace mla::test {
+namespace mla::test::attention_test {
 namespace {
 
 // Contexts of 0 and of several tiles, at, under and over a page and a tile; chunks of one token.
@@ -180,4 +180,4 @@ TEST_CASE("K and V of a pass are the cached latents times kv_b and no other row 
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::attention_test

@@ -2,7 +2,7 @@
 #ifdef MLA_WITH_CUDA
 #include "tests/ops/attention_fixture.h"
 
-namespace mla::test {
+namespace mla::test::cuda_bits_test {
 namespace {
 
 BackendCase cuda_case() { return backend_cases().back(); }
@@ -280,5 +280,5 @@ TEST_CASE("Every op gives the same bits each time and writes all of its output")
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::cuda_bits_test
 #endif  // MLA_WITH_CUDA

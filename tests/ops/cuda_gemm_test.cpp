@@ -11,7 +11,7 @@
 #include "kernels/cuda/matrix.h"
 #include "tests/ops/backends.h"
 
-namespace mla::test {
+namespace mla::test::cuda_gemm_test {
 namespace {
 
 using cuda::Epilogue;
@@ -335,5 +335,5 @@ TEST_CASE("A row's bits are the same in products of any number of rows of V2-Lit
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::cuda_gemm_test
 #endif  // MLA_WITH_CUDA

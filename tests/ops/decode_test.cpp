@@ -1,7 +1,7 @@
 // mla_decode against plain loops in double and against prefill, and its bits against themselves.
 #include "tests/ops/attention_fixture.h"
 
-namespace mla::test {
+namespace mla::test::decode_test {
 namespace {
 
 const std::vector<int32_t> kKeyLens = {1, 255, 2, 256, 257, 63, 513, 64, 65, 512, 127, 129, 700};
@@ -275,4 +275,4 @@ TEST_CASE("Cache rows beyond two to the 31 elements are written and read") {
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::decode_test

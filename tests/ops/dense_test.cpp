@@ -7,7 +7,7 @@
 #include "tests/ops/backends.h"
 #include "tests/support/error_text.h"
 
-namespace mla::test {
+namespace mla::test::dense_test {
 namespace {
 
 const std::vector<int64_t> kUgly = {1, 3, 17, 63, 64, 65, 127, 129};
@@ -552,4 +552,4 @@ TEST_CASE("No op minds a call without rows") {
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::dense_test

@@ -9,7 +9,7 @@
 #define MLA_UNDER_SANITIZER 0
 #endif
 
-namespace mla::test {
+namespace mla::test::moe_test {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -335,4 +335,4 @@ TEST_CASE("Combine reads expert outputs beyond two to the 31 elements") {
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::moe_test

@@ -5,7 +5,7 @@
 #include "kernels/cuda/cuda_backend_impl.h"
 #endif
 
-namespace mla::test {
+namespace mla::test::rank_ops_test {
 namespace {
 
 size_t at(int64_t i) { return static_cast<size_t>(i); }
@@ -180,4 +180,4 @@ TEST_CASE("A GPU adds ranks in their order in fp32 and rounds once") {
 #endif
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::rank_ops_test

@@ -4,7 +4,7 @@
 
 #include "tests/ops/sample_fixture.h"
 
-namespace mla::test {
+namespace mla::test::sample_sets_test {
 namespace {
 
 constexpr int32_t kDraws = 100000;
@@ -198,4 +198,4 @@ TEST_CASE("Rows of many edits over a large vocabulary choose the best edited log
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::sample_sets_test

@@ -6,7 +6,7 @@
 #include "kernels/philox.h"
 #include "tests/ops/sample_fixture.h"
 
-namespace mla::test {
+namespace mla::test::sample_test {
 namespace {
 
 TEST_CASE("Greedy sampling takes the lowest id of the largest logit") {
@@ -300,4 +300,4 @@ TEST_CASE("The exp of the CPU backend is within 2 ulp over the whole range of fl
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::sample_test

@@ -34,6 +34,12 @@ inline std::string source_path(const std::string& path) {
   return std::string(MLA_SOURCE_DIR) + "/" + path;
 }
 
+// Whether a part is in a text, which a failed check shows.
+inline bool has(const std::string& text, const std::string& part) {
+  UNSCOPED_INFO(text);
+  return text.find(part) != std::string::npos;
+}
+
 // A new empty folder under the system's temporary folder, removed with its contents at the end.
 class TempDir {
  public:

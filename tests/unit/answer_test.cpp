@@ -5,7 +5,7 @@
 #include "lib/base/json.h"
 #include "tests/support/catch.h"
 
-namespace mla {
+namespace mla::answer_test {
 namespace {
 
 TEST_CASE("the strict filter takes the first marked number") {
@@ -83,4 +83,4 @@ TEST_CASE("every reference answer of GSM8K scores under both filters") {
 }
 
 }  // namespace
-}  // namespace mla
+}  // namespace mla::answer_test

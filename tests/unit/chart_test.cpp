@@ -4,7 +4,7 @@
 
 #include "tests/support/catch.h"
 
-namespace mla::test {
+namespace mla::test::chart_test {
 namespace {
 
 int64_t count(const std::string& text, const std::string& part) {
@@ -76,4 +76,4 @@ TEST_CASE("Small parts of the memory stand together") {
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::chart_test

@@ -7,6 +7,8 @@
 #include "lib/text/tokenizer.h"
 #include "tests/support/catch.h"
 
+namespace mla::test::chat_template_test {
+
 using mla::ChatTemplate;
 
 namespace {
@@ -94,3 +96,5 @@ TEST_CASE("The released chat template renders its vectors") {
     CHECK(tokenizer.decode(ids, false) == text);
   }
 }
+
+}  // namespace mla::test::chat_template_test

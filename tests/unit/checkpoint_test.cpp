@@ -8,7 +8,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/safetensors_writer.h"
 
-namespace mla {
+namespace mla::checkpoint_test {
 namespace {
 
 using test::error_text;
@@ -283,4 +283,4 @@ TEST_CASE("The fingerprint changes with a name or a size or a header and not wit
 }
 
 }  // namespace
-}  // namespace mla
+}  // namespace mla::checkpoint_test

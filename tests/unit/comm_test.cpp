@@ -9,7 +9,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 
-namespace mla {
+namespace mla::comm_test {
 namespace {
 
 using test::error_text;
@@ -156,4 +156,4 @@ TEST_CASE("Two ranks need no scratch to add and more a chunk of each") {
 }
 
 }  // namespace
-}  // namespace mla
+}  // namespace mla::comm_test

@@ -9,7 +9,7 @@
 #include "lib/eval/compare.h"
 #include "tests/support/catch.h"
 
-namespace mla {
+namespace mla::compare_runs_test {
 namespace {
 
 bool passes(const CompareReport& report, double min_match) {
@@ -101,10 +101,7 @@ std::string error_of(Call call) {
   return "";
 }
 
-bool has(const std::string& text, const std::string& part) {
-  UNSCOPED_INFO(text);
-  return text.find(part) != std::string::npos;
-}
+using test::has;
 
 TEST_CASE("two equal runs are identical") {
   Pair pair;
@@ -461,4 +458,4 @@ TEST_CASE("an id of another type is another request") {
 }
 
 }  // namespace
-}  // namespace mla
+}  // namespace mla::compare_runs_test

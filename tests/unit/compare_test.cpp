@@ -6,7 +6,7 @@
 
 #include "tests/support/catch.h"
 
-namespace mla::test {
+namespace mla::test::compare_test {
 namespace {
 
 const float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -111,4 +111,4 @@ TEST_CASE("A tolerance that is a NaN accepts nothing", "[compare]") {
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::compare_test

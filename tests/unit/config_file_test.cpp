@@ -3,7 +3,7 @@
 #include "lib/base/error.h"
 #include "tests/support/catch.h"
 
-namespace mla {
+namespace mla::config_file_test {
 namespace {
 
 std::vector<std::string> value_of(const std::string& text) {
@@ -66,4 +66,4 @@ TEST_CASE("A broken config file is an error with its line") {
 }
 
 }  // namespace
-}  // namespace mla
+}  // namespace mla::config_file_test

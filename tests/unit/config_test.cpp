@@ -9,7 +9,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/safetensors_writer.h"
 
-namespace mla {
+namespace mla::config_test {
 namespace {
 
 using nlohmann::json;
@@ -451,4 +451,4 @@ TEST_CASE("A config is read from its directory with or without the generation co
 }
 
 }  // namespace
-}  // namespace mla
+}  // namespace mla::config_test

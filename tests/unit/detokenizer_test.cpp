@@ -6,6 +6,8 @@
 #include "tests/support/catch.h"
 #include "tests/unit/tokenizer_fixture.h"
 
+namespace mla::test::detokenizer_test {
+
 using mla::Detokenizer;
 using mla::Tokenizer;
 
@@ -184,3 +186,5 @@ TEST_CASE("Random bytes give what decode gives and released text never changes")
     REQUIRE(d.text() == tokenizer().decode(ids));
   }
 }
+
+}  // namespace mla::test::detokenizer_test

@@ -12,7 +12,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/small_gsm8k.h"
 
-namespace mla::test {
+namespace mla::test::eval_results_test {
 namespace {
 
 // The small data set, and a run that gave these texts; an absent one failed.
@@ -207,4 +207,4 @@ TEST_CASE("The line above the table says what ran") {
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::eval_results_test

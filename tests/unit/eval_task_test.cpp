@@ -10,7 +10,7 @@
 #include "tests/support/small_gsm8k.h"
 #include "tests/unit/tokenizer_fixture.h"
 
-namespace mla::test {
+namespace mla::test::eval_task_test {
 namespace {
 
 std::vector<Json> lines_of(const std::string& text) {
@@ -116,4 +116,4 @@ TEST_CASE("Lines with answers are a task, and one without is refused") {
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::eval_task_test

@@ -2,6 +2,8 @@
 
 #include "tests/support/catch.h"
 
+namespace mla::test::graph_sizes_test {
+
 namespace {
 
 using Sizes = std::vector<int32_t>;
@@ -27,3 +29,5 @@ TEST_CASE("Decode steps are padded to few sizes, the last of which is the larges
 }
 
 }  // namespace
+
+}  // namespace mla::test::graph_sizes_test

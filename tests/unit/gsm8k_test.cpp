@@ -7,7 +7,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/small_gsm8k.h"
 
-namespace mla::test {
+namespace mla::test::gsm8k_test {
 namespace {
 
 std::string text_of(const EvalQuestion& question) {
@@ -133,4 +133,4 @@ TEST_CASE("The prompts of GSM8K are the tool's, byte for byte") {
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::gsm8k_test

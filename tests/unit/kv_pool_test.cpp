@@ -7,6 +7,8 @@
 #include "lib/base/step_types.h"
 #include "tests/support/catch.h"
 
+namespace mla::test::kv_pool_test {
+
 using mla::KvPool;
 
 TEST_CASE("Tokens round up to whole pages") {
@@ -190,3 +192,5 @@ TEST_CASE("Sharing what is not published or into a table that has pages is an er
   REQUIRE(pool.grow(b, 64));
   CHECK_THROWS_WITH(pool.share({}, b), "KV pool: a table of 1 pages cannot begin anew");
 }
+
+}  // namespace mla::test::kv_pool_test

@@ -6,7 +6,7 @@
 
 #include "tests/support/catch.h"
 
-namespace mla::test {
+namespace mla::test::layering_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -42,4 +42,4 @@ TEST_CASE("The CUDA backend's factory header is plain C++") {
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::layering_test

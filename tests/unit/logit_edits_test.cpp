@@ -5,7 +5,7 @@
 
 #include "tests/support/catch.h"
 
-namespace mla::test {
+namespace mla::test::logit_edits_test {
 namespace {
 
 struct Entry {
@@ -64,4 +64,4 @@ TEST_CASE("End ids are banned before min_tokens and have their own bias after") 
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::logit_edits_test

@@ -8,7 +8,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 
-namespace mla {
+namespace mla::memory_plan_test {
 namespace {
 
 using test::error_text;
@@ -208,4 +208,4 @@ TEST_CASE("The decode splits of a step are bounded and hold the longest row") {
 }
 
 }  // namespace
-}  // namespace mla
+}  // namespace mla::memory_plan_test

@@ -9,7 +9,7 @@
 #include "tests/support/compare.h"
 #include "tests/support/synthetic.h"
 
-namespace mla::test {
+namespace mla::test::naive_model_test {
 namespace {
 
 const std::string kRoot = source_path("tests/data/expected");
@@ -137,4 +137,4 @@ TEST_CASE("V2-Lite's softmax scale is 0.11472139", "[naive]") {
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::naive_model_test

@@ -10,7 +10,7 @@
 #include "lib/eval/run_reader.h"
 #include "tests/support/catch.h"
 
-namespace mla {
+namespace mla::openai_record_test {
 namespace {
 
 Result sample(Form form) {
@@ -318,4 +318,4 @@ TEST_CASE("a list of choices that is none or out of order is refused") {
 }
 
 }  // namespace
-}  // namespace mla
+}  // namespace mla::openai_record_test

@@ -4,7 +4,7 @@
 #include "lib/batch/request.h"
 #include "tests/support/catch.h"
 
-namespace mla {
+namespace mla::openai_request_test {
 namespace {
 
 ReaderOptions options() {
@@ -251,4 +251,4 @@ TEST_CASE("unknown fields and other models of OpenAI lines are counted") {
 }
 
 }  // namespace
-}  // namespace mla
+}  // namespace mla::openai_request_test

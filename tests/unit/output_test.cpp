@@ -12,7 +12,7 @@
 #include "lib/base/error.h"
 #include "tests/support/catch.h"
 
-namespace mla {
+namespace mla::output_test {
 namespace {
 
 using test::TempDir;
@@ -33,10 +33,7 @@ std::string error_of(Call call) {
   return "";
 }
 
-bool has(const std::string& text, const std::string& part) {
-  INFO(text);
-  return text.find(part) != std::string::npos;
-}
+using test::has;
 
 TEST_CASE("records are appended at once and sorted at the end") {
   TempDir dir;
@@ -215,4 +212,4 @@ TEST_CASE("a file is replaced as a whole") {
 }
 
 }  // namespace
-}  // namespace mla
+}  // namespace mla::output_test

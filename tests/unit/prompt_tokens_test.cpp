@@ -5,7 +5,7 @@
 #include "tests/support/error_text.h"
 #include "tests/unit/tokenizer_fixture.h"
 
-namespace mla::test {
+namespace mla::test::prompt_tokens_test {
 namespace {
 
 using Ids = std::vector<int32_t>;
@@ -44,4 +44,4 @@ TEST_CASE("Token ids stay as they are and a chat has the BOS of its template") {
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::prompt_tokens_test

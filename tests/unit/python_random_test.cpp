@@ -4,7 +4,7 @@
 #include "lib/base/json.h"
 #include "tests/support/catch.h"
 
-namespace mla {
+namespace mla::python_random_test {
 namespace {
 
 using Draw = std::vector<int64_t>;
@@ -52,4 +52,4 @@ TEST_CASE("The few-shot examples of all 1,319 questions of GSM8K are those of th
 }
 
 }  // namespace
-}  // namespace mla
+}  // namespace mla::python_random_test

@@ -13,7 +13,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 
-namespace mla {
+namespace mla::rank_threads_test {
 namespace {
 
 using test::error_text;
@@ -152,4 +152,4 @@ TEST_CASE("What a waiting thread's tick throws passes and the ranks end") {
 }
 
 }  // namespace
-}  // namespace mla
+}  // namespace mla::rank_threads_test

@@ -7,7 +7,7 @@
 #include "lib/base/error.h"
 #include "tests/support/catch.h"
 
-namespace mla {
+namespace mla::request_test {
 namespace {
 
 ReaderOptions options() {
@@ -536,4 +536,4 @@ TEST_CASE("a request can become a bad line later") {
 }
 
 }  // namespace
-}  // namespace mla
+}  // namespace mla::request_test

@@ -9,7 +9,7 @@
 #include "lib/batch/output.h"
 #include "tests/support/catch.h"
 
-namespace mla {
+namespace mla::result_test {
 namespace {
 
 Result sample() {
@@ -205,4 +205,4 @@ TEST_CASE("SHA-256 gives the published values") {
 }
 
 }  // namespace
-}  // namespace mla
+}  // namespace mla::result_test

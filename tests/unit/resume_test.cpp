@@ -9,7 +9,7 @@
 #include "lib/batch/request.h"
 #include "tests/support/catch.h"
 
-namespace mla {
+namespace mla::resume_test {
 namespace {
 
 using test::TempDir;
@@ -18,10 +18,7 @@ void put(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
-bool has(const std::string& text, const std::string& part) {
-  INFO(text);
-  return text.find(part) != std::string::npos;
-}
+using test::has;
 
 TEST_CASE("A scan counts the records that the reader finds in whatever bytes") {
   TempDir dir;
@@ -146,4 +143,4 @@ TEST_CASE("Runs differ in what decides their records and in nothing else") {
 }
 
 }  // namespace
-}  // namespace mla
+}  // namespace mla::resume_test

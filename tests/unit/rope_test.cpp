@@ -6,7 +6,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/safetensors_writer.h"
 
-namespace mla {
+namespace mla::rope_test {
 namespace {
 
 ModelConfig expected_config(const std::string& name) {
@@ -189,4 +189,4 @@ TEST_CASE("A row of the table is cosines and then sines of the float angles") {
 }
 
 }  // namespace
-}  // namespace mla
+}  // namespace mla::rope_test

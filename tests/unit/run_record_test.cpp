@@ -6,7 +6,7 @@
 #include "lib/base/error.h"
 #include "tests/support/catch.h"
 
-namespace mla {
+namespace mla::run_record_test {
 namespace {
 
 // Relative; a NaN is near nothing.
@@ -156,4 +156,4 @@ TEST_CASE("run.json is running first and then replaced") {
 }
 
 }  // namespace
-}  // namespace mla
+}  // namespace mla::run_record_test

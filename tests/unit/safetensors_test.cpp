@@ -6,7 +6,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/safetensors_writer.h"
 
-namespace mla {
+namespace mla::safetensors_test {
 namespace {
 
 using test::error_text;
@@ -197,4 +197,4 @@ TEST_CASE("Tensors that overlap or leave a hole are refused") {
 }
 
 }  // namespace
-}  // namespace mla
+}  // namespace mla::safetensors_test

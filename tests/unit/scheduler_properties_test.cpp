@@ -12,6 +12,8 @@
 #include "lib/schedule/scheduler.h"
 #include "tests/support/catch.h"
 
+namespace mla::test::scheduler_properties_test {
+
 namespace {
 
 using mla::kDecodeSplit;
@@ -598,3 +600,5 @@ TEST_CASE("Prompts around a multiple of the budget are cut into as many chunks a
     }
   }
 }
+
+}  // namespace mla::test::scheduler_properties_test

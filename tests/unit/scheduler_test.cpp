@@ -7,6 +7,8 @@
 #include "lib/base/error.h"
 #include "tests/support/catch.h"
 
+namespace mla::test::scheduler_test {
+
 namespace {
 
 using mla::Scheduler;
@@ -375,3 +377,5 @@ TEST_CASE("A long queue costs a step nothing") {
   CHECK(s.num_running() == 1024);
   CHECK(s.num_waiting() == 200000 - 1024);
 }
+
+}  // namespace mla::test::scheduler_test

@@ -12,7 +12,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 
-namespace mla {
+namespace mla::shard_test {
 namespace {
 
 using test::error_text;
@@ -196,4 +196,4 @@ TEST_CASE("Each shared expert is cut across the ranks") {
 }
 
 }  // namespace
-}  // namespace mla
+}  // namespace mla::shard_test

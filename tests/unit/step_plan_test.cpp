@@ -7,6 +7,8 @@
 #include "lib/base/error.h"
 #include "tests/support/catch.h"
 
+namespace mla::test::step_plan_test {
+
 namespace {
 
 using mla::kKeyTile;
@@ -188,3 +190,5 @@ TEST_CASE("A workspace that is not a positive multiple of the key tile is an err
   CHECK_THROWS_AS(mla::cut_passes(plan, 0), mla::Error);
   CHECK_THROWS_AS(mla::cut_passes(plan, -128), mla::Error);
 }
+
+}  // namespace mla::test::step_plan_test

@@ -10,7 +10,7 @@
 #include "tests/support/catch.h"
 #include "weights_loader/checkpoint.h"
 
-namespace mla::test {
+namespace mla::test::synthetic_test {
 namespace {
 
 const std::string kRoot = source_path("tests/data/expected");
@@ -116,4 +116,4 @@ TEST_CASE("The expected values cover the variants of the architecture", "[synthe
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::synthetic_test

@@ -8,7 +8,7 @@
 #include "tests/support/safetensors_writer.h"
 #include "weights_loader/checkpoint.h"
 
-namespace mla {
+namespace mla::tensor_table_test {
 namespace {
 
 std::vector<TensorEntry> table_of(const std::string& name) {
@@ -113,4 +113,4 @@ TEST_CASE("A model without shared experts has no tensors for them") {
 }
 
 }  // namespace
-}  // namespace mla
+}  // namespace mla::tensor_table_test

@@ -6,7 +6,7 @@
 #include "lib/eval/compare.h"
 #include "tests/support/catch.h"
 
-namespace mla {
+namespace mla::thresholds_test {
 namespace {
 
 CompareReport identical() {
@@ -117,4 +117,4 @@ TEST_CASE("Student's quantile goes on where the table ends") {
 }
 
 }  // namespace
-}  // namespace mla
+}  // namespace mla::thresholds_test

@@ -2,7 +2,7 @@
 
 #include "tests/support/catch.h"
 
-namespace mla::test {
+namespace mla::test::timeline_test {
 namespace {
 
 TEST_CASE("A short timeline has an entry a step") {
@@ -41,4 +41,4 @@ TEST_CASE("A long timeline keeps its sums and its end in a bounded number of ent
 }
 
 }  // namespace
-}  // namespace mla::test
+}  // namespace mla::test::timeline_test

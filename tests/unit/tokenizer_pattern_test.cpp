@@ -6,6 +6,8 @@
 #include "lib/text/utf8.h"
 #include "tests/support/catch.h"
 
+namespace mla::test::tokenizer_pattern_test {
+
 using mla::Pattern;
 
 namespace {
@@ -80,3 +82,5 @@ TEST_CASE("A PCRE2 pattern on a long text is right or an error") {
     CHECK(std::string(e.what()).rfind("t: PCRE2 gave up on a text of 1048577 bytes: ", 0) == 0);
   }
 }
+
+}  // namespace mla::test::tokenizer_pattern_test

@@ -3,6 +3,8 @@
 #include "tests/support/catch.h"
 #include "tests/unit/tokenizer_fixture.h"
 
+namespace mla::test::tokenizer_refusal_test {
+
 using mla::Json;
 using mla::test::make_tokenizer;
 using mla::test::set_stages;
@@ -188,3 +190,5 @@ TEST_CASE("A configuration that changes texts or names an unknown token is refus
         "tokenizer_config.json: field 'chat_template': expected a string or a list, found the "
         "number 7");
 }
+
+}  // namespace mla::test::tokenizer_refusal_test

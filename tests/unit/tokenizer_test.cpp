@@ -7,6 +7,8 @@
 #include "tests/support/catch.h"
 #include "tests/unit/tokenizer_fixture.h"
 
+namespace mla::test::tokenizer_test {
+
 using mla::Json;
 using mla::Tokenizer;
 using mla::test::make_tokenizer;
@@ -242,3 +244,5 @@ TEST_CASE("Several threads may encode at once") {
   for (std::thread& thread : threads) thread.join();
   for (const Ids& result : results) CHECK(result == expected);
 }
+
+}  // namespace mla::test::tokenizer_test

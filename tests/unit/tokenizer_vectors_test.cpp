@@ -6,6 +6,8 @@
 #include "lib/text/tokenizer.h"
 #include "tests/support/catch.h"
 
+namespace mla::test::tokenizer_vectors_test {
+
 using mla::Json;
 using mla::Tokenizer;
 
@@ -58,3 +60,5 @@ TEST_CASE("The released tokenizer with the added tokens of the Coder gives its i
   CHECK(check_vectors(tokenizer, dir + "/vectors.jsonl") > 0);
   CHECK(tokenizer.vocab_size() == 100018);
 }
+
+}  // namespace mla::test::tokenizer_vectors_test

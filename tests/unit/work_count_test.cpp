@@ -4,7 +4,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 
-namespace mla {
+namespace mla::work_count_test {
 namespace {
 
 using test::error_text;
@@ -170,4 +170,4 @@ TEST_CASE("A plan that is too small for a workload is told with the size that it
 }
 
 }  // namespace
-}  // namespace mla
+}  // namespace mla::work_count_test
