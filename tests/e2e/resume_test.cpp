@@ -133,7 +133,7 @@ TEST_CASE("A torn last line is dropped and only what is missing runs") {
   f.leave_partial(20, 40);
   const ProcessResult result = f.resume();
   INFO(result.err);
-  CHECK(result.exit_code == 0);
+  REQUIRE(result.exit_code == 0);
   CHECK(f.resumed() == f.whole());
   const Json run = run_json(f.dir / "o");
   CHECK(run.at("counts").at("requests") == 24);
@@ -142,6 +142,7 @@ TEST_CASE("A torn last line is dropped and only what is missing runs") {
   CHECK(run.at("summary").at("num_requests") == 4);
   // Kept records stay as they are, timing included.
   const auto lines = read_lines(f.dir / "o/outputs.jsonl");
+  REQUIRE(lines.size() == 24);
   CHECK(lines[3] == read_lines(f.dir / "whole/outputs.jsonl")[3]);
 }
 
