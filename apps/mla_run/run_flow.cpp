@@ -37,7 +37,7 @@ void add_flow_options(CLI::App& app, RunFlags& flags) {
   app.add_option("--repeat", flags.repeat,
                  "With both: run each mode so many times, in alternation, and say how their times "
                  "compare pair by pair")
-      ->check(CLI::Range(1, 1000))
+      ->check(CLI::Range(1, 100))
       ->capture_default_str();
   add_threshold_options(app, flags.thresholds, "With both: ");
   app.add_option("--html", flags.html,
@@ -65,8 +65,14 @@ void check_trace(const RunFlags& flags) {
   const std::string& trace = flags.engine.trace;
   std::error_code ignored;
   if (trace.empty() || !std::filesystem::exists(trace, ignored)) return;
-  if (std::filesystem::equivalent(trace, flags.prompts, ignored))
-    usage_fail("--trace: expected another file than the prompts, found {}", trace);
+  const std::string folder = flags.to_stdout() ? "" : flags.output + "/";
+  std::vector<std::string> others = {flags.prompts};
+  for (const std::string mode : {"", "off/", "on/"})
+    for (const char* name : {kOutputsName, kPartialName, kRunRecordName, "compare.json"})
+      others.push_back(folder + mode + name);
+  for (const std::string& other : others)
+    if (std::filesystem::equivalent(trace, other, ignored))
+      usage_fail("--trace: expected a file of its own, found {}", trace);
   if (std::filesystem::is_regular_file(trace, ignored) && !flags.overwrite && !flags.resume)
     usage_fail("--trace: {} exists; --overwrite replaces it", trace);
 }
@@ -137,13 +143,13 @@ bool run_modes(const RunFlags& flags, Loaded& loaded, Input& input, std::deque<M
     for (ModeRun& mode : modes) mode.end(state, error);
   };
   try {
-    StepTrace trace(flags.engine.trace);
     bool to_run = false, all_answered = true;
     for (ModeRun& mode : modes) {
       mode.open();
       to_run |= !mode.complete();
     }
     if (opened) opened();
+    StepTrace trace(to_run ? flags.engine.trace : "");  // complete runs keep theirs
     if (to_run) load(flags.engine, flags.quiet, progress, loaded);
     for (ModeRun& mode : modes) {
       check_interrupt();

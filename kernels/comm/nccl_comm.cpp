@@ -112,7 +112,7 @@ class NcclComm final : public Comm {
   }
 
   void check_alive() {
-    if (!aborted_ && (comm_ || fused_elements_ > 0)) return;
+    if (!aborted_) return;
     const std::lock_guard lock(why_mutex_);
     throw Error(why_);
   }
@@ -174,7 +174,7 @@ class NcclComm final : public Comm {
 }  // namespace
 
 std::shared_ptr<NcclGroup> make_nccl_group(int32_t size, bool fused) {
-  setenv("NCCL_NVLS_ENABLE", "0", 0);
+  setenv("NCCL_NVLS_ENABLE", "0", 1);
   setenv("NCCL_RUNTIME_CONNECT", "0", 0);  // all connections when the group is made
   auto group = std::make_shared<NcclGroup>(size, fused);
   check(ncclGetUniqueId(&group->id), nullptr, "ncclGetUniqueId");

@@ -3,15 +3,24 @@
 namespace mla {
 namespace {
 
-OrderedJson step_json(const StepTimes& times) {
-  return {{"steps", times.steps},
-          {"prefill_tokens", times.prefill_rows},
-          {"decode_tokens", times.decode_rows},
-          {"seconds", times.seconds},
-          {"tokens_per_second",
-           times.seconds > 0
-               ? static_cast<double>(times.prefill_rows + times.decode_rows) / times.seconds
-               : 0.0}};
+// Of all engines, which run side by side: their rates add up.
+OrderedJson step_json(std::span<Engine* const> engines, StepTimes EngineTimes::*kind) {
+  StepTimes sum;
+  double rate = 0;
+  for (const Engine* engine : engines) {
+    const StepTimes& times = engine->times().*kind;
+    sum.steps += times.steps;
+    sum.prefill_rows += times.prefill_rows;
+    sum.decode_rows += times.decode_rows;
+    sum.seconds += times.seconds;
+    if (times.seconds > 0)
+      rate += static_cast<double>(times.prefill_rows + times.decode_rows) / times.seconds;
+  }
+  return {{"steps", sum.steps},
+          {"prefill_tokens", sum.prefill_rows},
+          {"decode_tokens", sum.decode_rows},
+          {"seconds", sum.seconds},
+          {"tokens_per_second", rate}};
 }
 
 BadLine not_finite(const Result& result) {
@@ -21,13 +30,6 @@ BadLine not_finite(const Result& result) {
           .id = result.id,
           .code = error_code::kNotFinite,
           .message = "a log-probability is not finite"};
-}
-
-void add(const StepTimes& times, StepTimes& sum) {
-  sum.steps += times.steps;
-  sum.prefill_rows += times.prefill_rows;
-  sum.decode_rows += times.decode_rows;
-  sum.seconds += times.seconds;
 }
 
 }  // namespace
@@ -84,7 +86,7 @@ BatchOutcome Batch::outcome(std::span<Engine* const> engines) {
   counts.requests = progress_.done;
   counts.ok = progress_.done - progress_.failed;
   counts.failed = progress_.failed;
-  EngineTimes times;
+  double model_seconds = 0, total_seconds = 0;
   std::vector<const StepTimeline*> timelines;
   for (const Engine* engine : engines) {
     const SchedulerStats& stats = engine->scheduler_stats();
@@ -94,21 +96,18 @@ BatchOutcome Batch::outcome(std::span<Engine* const> engines) {
     counts.passes += stats.passes;
     counts.preemptions += stats.preemptions;
     counts.steps += stats.steps;
-    add(engine->times().prefill, times.prefill);
-    add(engine->times().decode, times.decode);
-    add(engine->times().mixed, times.mixed);
-    times.model_seconds += engine->times().model_seconds;
-    times.total_seconds += engine->times().total_seconds;
+    model_seconds += engine->times().model_seconds;
+    total_seconds += engine->times().total_seconds;
     timelines.push_back(&engine->timeline());
   }
   using namespace std::chrono;
   outcome_.summary = summary_.summary(duration<double>(steady_clock::now() - start_).count());
   outcome_.timeline = StepTimeline::merged(timelines).json();
-  outcome_.summary["prefill_steps"] = step_json(times.prefill);
-  outcome_.summary["decode_steps"] = step_json(times.decode);
-  outcome_.summary["mixed_steps"] = step_json(times.mixed);
+  outcome_.summary["prefill_steps"] = step_json(engines, &EngineTimes::prefill);
+  outcome_.summary["decode_steps"] = step_json(engines, &EngineTimes::decode);
+  outcome_.summary["mixed_steps"] = step_json(engines, &EngineTimes::mixed);
   outcome_.summary["model_share_of_step_time"] =
-      times.total_seconds > 0 ? times.model_seconds / times.total_seconds : 0.0;
+      total_seconds > 0 ? model_seconds / total_seconds : 0.0;
   return std::move(outcome_);
 }
 

@@ -27,23 +27,37 @@ void StepTimeline::merge_pairs() {
   steps_per_entry_ *= 2;
 }
 
-// Each a whole one but for its steps, of which the last has fewer.
 StepTimeline StepTimeline::merged(const std::vector<const StepTimeline*>& timelines) {
   if (timelines.size() == 1) return *timelines.front();
-  StepTimeline all;
-  for (const StepTimeline* timeline : timelines)
-    all.steps_per_entry_ = std::max(all.steps_per_entry_, timeline->steps_per_entry_);
+  std::vector<StepTimeline> parts;
+  int64_t coarsest = 1;
   for (const StepTimeline* timeline : timelines) {
-    StepTimeline coarse = *timeline;
-    while (coarse.steps_per_entry_ < all.steps_per_entry_) coarse.merge_all();
-    all.entries_.insert(all.entries_.end(), coarse.entries_.begin(), coarse.entries_.end());
+    parts.push_back(*timeline);
+    coarsest = std::max(coarsest, timeline->steps_per_entry_);
   }
+  // Until they are alike and fit together; each keeps at least one.
+  for (;; coarsest *= 2) {
+    size_t entries = 0, least = 0;
+    for (StepTimeline& part : parts) {
+      while (part.steps_per_entry_ < coarsest) part.merge_all();
+      entries += part.entries_.size();
+      least += std::min<size_t>(part.entries_.size(), 1);
+    }
+    if (entries <= kMaxEntries || entries == least) break;
+  }
+  StepTimeline all;
+  all.steps_per_entry_ = coarsest;
+  for (const StepTimeline& part : parts)
+    all.entries_.insert(all.entries_.end(), part.entries_.begin(), part.entries_.end());
   std::ranges::stable_sort(all.entries_, {}, &Entry::seconds);
-  while (all.entries_.size() > kMaxEntries) all.merge_all();
   return all;
 }
 
 void StepTimeline::merge_all() {
+  if (entries_.empty()) {
+    steps_per_entry_ *= 2;
+    return;
+  }
   if (entries_.size() % 2 == 1) entries_.push_back({entries_.back().seconds, 0, 0});
   merge_pairs();
 }

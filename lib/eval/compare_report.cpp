@@ -162,11 +162,13 @@ void check(const Thresholds& t) {
 
 namespace {
 
+constexpr double kRounding = 1e-12;  // of a difference of shares
+
 void judge_accuracy(const CompareReport& r, const Thresholds& t, std::vector<std::string>& beyond) {
   const auto a = r.a.accuracy(), b = r.b.accuracy();
   if (t.max_accuracy_drop && !(a && b))
     beyond.push_back("no answers are known, of which accuracy could drop");
-  if (t.max_accuracy_drop && a && b && !(*a - *b <= *t.max_accuracy_drop))
+  if (t.max_accuracy_drop && a && b && !(*a - *b <= *t.max_accuracy_drop + kRounding))
     beyond.push_back(fmt::format("accuracy drops from {:.4f} to {:.4f}, by more than {}", *a, *b,
                                  *t.max_accuracy_drop));
   if (!t.min_accuracy) return;

@@ -134,6 +134,7 @@ void Model::compute(const StepPlan& plan) {
     normed(w.post_attention_norm);
     feed_forward(w, i, T);
     pending_delta_ = comm_ || !c_.is_moe(i);
+    if (layers_) ++*layers_;
   }
   all_reduce(T);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <deque>
 #include <span>
 #include <vector>
@@ -40,6 +41,9 @@ class Model final : public ModelRunner {
   void set_clock() override;
   // launch() and collect().
   StepOutput step(const StepPlan& plan, const std::vector<RowSampling>& sampling);
+
+  // Counts each layer that is computed, or launched, in `layers`, which outlives the model.
+  void count_layers(std::atomic<uint64_t>& layers) { layers_ = &layers; }
 
   void warm_up() override;
   uint64_t memory_in_use() override { return backend_.memory_in_use(); }
@@ -103,6 +107,7 @@ class Model final : public ModelRunner {
   WorkspaceBuffers work_{};
   ActivationBuffers a_{};
   bool pending_delta_ = false;  // a_.delta (or partial) has yet to be added to the residual
+  std::atomic<uint64_t>* layers_ = nullptr;
   bool fused_ = false;  // the step's all-reduces are
   int64_t turn_ = 0;    // of the step's all-reduces
   std::vector<int32_t> graph_sizes_;

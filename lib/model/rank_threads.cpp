@@ -36,7 +36,8 @@ struct RankThreads::Shared {
   std::vector<RankState> ranks;
   uint64_t posted = 0;
   bool stopping = false;
-  bool told = false;  // to stop
+  bool told = false;     // to stop
+  bool telling = false;  // options.stop runs, which reaches what ranks clean up
   std::string error;  // of the first failure
 
   template <class Of>
@@ -52,9 +53,12 @@ struct RankThreads::Shared {
     changed.notify_all();
     if (told || !options.stop) return;
     told = true;
+    telling = true;
     lock.unlock();
     options.stop(why);
     lock.lock();
+    telling = false;
+    changed.notify_all();
   }
 
   void fail_with(std::unique_lock<std::mutex>& lock, const std::string& why) {
@@ -88,7 +92,7 @@ struct RankThreads::Shared {
     }
     // Another may still read what this one has.
     const bool alone = changed.wait_for(lock, seconds(options.join_seconds), [&] {
-      return all([](const RankState& r) { return !r.busy; });
+      return !telling && all([](const RankState& r) { return !r.busy; });
     });
     if (alone && options.clean_up) {
       lock.unlock();

@@ -52,7 +52,8 @@ struct TensorParallelModel::Shared {
       : options(std::move(o)),
         config(rank_config(whole, options.size)),
         ranks(static_cast<size_t>(options.size)),
-        loaded(static_cast<size_t>(options.size)) {}
+        loaded(static_cast<size_t>(options.size)),
+        layers(static_cast<size_t>(options.size)) {}
 
   Own& at(int32_t rank) { return ranks[static_cast<size_t>(rank)]; }
 
@@ -66,6 +67,7 @@ struct TensorParallelModel::Shared {
   uint64_t signs() {
     uint64_t sum = total_loaded();
     for (const auto& comm : comms()) sum += comm->calls();
+    for (const auto& computed : layers) sum += computed;
     return sum;
   }
   uint64_t total_loaded() const {
@@ -90,6 +92,7 @@ struct TensorParallelModel::Shared {
   std::mutex mutex;          // of Own::comm
   std::vector<Own> ranks;
   std::vector<std::atomic<uint64_t>> loaded;  // bytes, by rank
+  std::vector<std::atomic<uint64_t>> layers;  // computed, by rank
   std::atomic<bool> stopped{false};
 };
 
@@ -133,6 +136,7 @@ void TensorParallelModel::load(const Load& weights, const StepLimits& limits,
         rank.weights = weights({.index = index, .size = s->options.size}, *rank.backend, loaded);
         rank.model = std::make_unique<Model>(s->config, rank.weights, *rank.backend, limits,
                                              rank.comm.get());
+        rank.model->count_layers(s->layers[static_cast<size_t>(index)]);
         rank.backend->synchronize();
       },
       tick);

@@ -119,7 +119,8 @@ class Page {
     const std::vector<std::string> beyond = failures(r_, thresholds_);
     const bool good = beyond.empty();
     const bool all = r_.compared > 0 && r_.logprob_identical == r_.compared &&
-                     r_.only_a == 0 && r_.only_b == 0;
+                     r_.only_a == 0 && r_.only_b == 0 &&
+                     (!r_.repeats || r_.repeats->least_match == 1);
     const char* words = all ? "Identical in every bit" : "Different";
     out_ += fmt::format(R"(<div class="verdict {}">{}<p>{}</p>)", good ? "good" : "bad",
                         good && !all ? "Different, within the thresholds" : words,

@@ -158,19 +158,32 @@ TEST_CASE("Two GPUs solve the word problems alike in both modes") {
   CHECK(has(result.out, "identical: 200 of 200 requests"));
   const Json report = read_json(dir / "out/compare.json");
   for (const char* side : {"a", "b"}) CHECK(report.at(side).at("correct").get<int>() >= 190);
+  const ProcessResult nccl = run_program(
+      dir, "-m " + source_path("examples/word-problems") +
+               " --device cuda -tp 2 --gpu-memory-utilization 0.1 --disable-custom-all-reduce -o " +
+               (dir / "nccl") + " " + source_path("examples/prompts.jsonl"));
+  INFO(nccl.err);
+  CHECK(nccl.exit_code == 0);
+  CHECK(without_timing(dir / "nccl/outputs.jsonl") == without_timing(dir / "out/off/outputs.jsonl"));
 }
 
 TEST_CASE("More GPUs than there are is said before anything is loaded") {
   TempDir dir;
-  setenv("CUDA_VISIBLE_DEVICES", "", 1);
-  const ProcessResult result =
-      run_program(dir, "-m " + source_path("tests/data/tiny-random") + " --device cuda -tp 2 -o " +
-                           (dir / "out") + " " + kPrompts);
-  unsetenv("CUDA_VISIBLE_DEVICES");
-  INFO(result.err);
-  CHECK(result.exit_code != 0);
-  CHECK(!fs::exists(dir / "out/outputs.jsonl"));
-  CHECK(has(result.err, "--device cuda"));
+  const std::string command = "-m " + source_path("tests/data/tiny-random") + " --device cuda -o " +
+                              (dir / "out") + " " + kPrompts + " ";
+  for (const auto& [options, wanted] :
+       {std::pair("-tp 2", "2 GPUs for --tensor-parallel-size 2"),
+        {"-dp 3", "3 GPUs for --data-parallel-size 3"},
+        {"-tp 2 -dp 2", "4 GPUs for --tensor-parallel-size 2 and --data-parallel-size 2"}}) {
+    const ProcessResult result =
+        run_program(dir, command + options, "/dev/null", "CUDA_VISIBLE_DEVICES=0");
+    if (has(result.err, "no CUDA backend") || has(result.err, "with its driver"))
+      MLA_SKIP("no GPU");
+    if (has(result.err, "a build with NCCL")) MLA_SKIP("a build without NCCL");
+    CHECK(result.exit_code == 2);
+    CHECK(has(result.err, "expected " + std::string(wanted) + ", found 1"));
+    CHECK(!fs::exists(dir / "out"));
+  }
 }
 
 }  // namespace

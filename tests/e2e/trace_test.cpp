@@ -111,6 +111,21 @@ TEST_CASE("A trace changes no bit and takes no file that is there") {
   CHECK(full.exit_code == 1);
   CHECK(has(full.err, "/dev/full: it could not be written to its end"));
   CHECK(std::filesystem::exists(dir / "e/outputs.jsonl"));
+  // A file of the run's folder, but none that the run writes; one that was refused leaves nothing.
+  REQUIRE(run_program(dir, on + "--output " + (dir / "f") + " --trace " + (dir / "f/t.json"))
+              .exit_code == 0);
+  const ProcessResult own = run_program(
+      dir, on + "--overwrite --output " + (dir / "f") + " --trace " + (dir / "f/run.json"));
+  CHECK(own.exit_code == 2);
+  CHECK(has(own.err, "--trace: expected a file of its own"));
+  CHECK(run_program(dir, on + "--output " + (dir / "f") + " --trace " + (dir / "u.json"))
+            .exit_code == 2);
+  CHECK_FALSE(std::filesystem::exists(dir / "u.json"));
+  // A complete run keeps its trace.
+  const std::string trace = read_file(dir / "f/t.json");
+  CHECK(run_program(dir, on + "--resume --output " + (dir / "f") + " --trace " + (dir / "f/t.json"))
+            .exit_code == 0);
+  CHECK(read_file(dir / "f/t.json") == trace);
 }
 
 }  // namespace

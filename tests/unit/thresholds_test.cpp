@@ -55,6 +55,7 @@ TEST_CASE("each threshold is told by itself where it is passed") {
   CHECK(only_failure(r, {.max_accuracy_drop = 0.05}) ==
         "accuracy drops from 0.7000 to 0.6000, by more than 0.05");
   CHECK(only_failure(r, {.min_accuracy = 0.65}) == "accuracy of B is 0.6000, less than 0.65");
+  CHECK(failures(r, {.max_accuracy_drop = 0.1}).empty());  // 0.7 - 0.6 is a little more
   r.b.correct = 10;  // a rise is no drop
   CHECK(failures(r, {.max_accuracy_drop = 0}).empty());
   r.a.answered = 0;

@@ -1,5 +1,8 @@
 #include "lib/engine/timeline.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "tests/support/catch.h"
 
 namespace mla::test::timeline_test {
@@ -37,6 +40,34 @@ TEST_CASE("A long timeline keeps its sums and its end in a bounded number of ent
     }
     CHECK(prefill == int64_t{steps} * (steps + 1) / 2);
     CHECK(decode == int64_t{steps} * (steps + 1));
+  }
+}
+
+TEST_CASE("Timelines of several engines are one in order of time, with their sums") {
+  for (const int steps : {0, 1, 10, 700, 3000}) {
+    StepTimeline a, b, none;
+    int64_t prefill = 0, decode = 0;
+    for (int i = 1; i <= steps; ++i) {
+      a.add(i, i, 1);
+      prefill += i, decode += 1;
+    }
+    for (int i = 1; i <= 600; ++i) {
+      b.add(i + 0.5, 2, i);
+      prefill += 2, decode += i;
+    }
+    const OrderedJson json = StepTimeline::merged({&a, &b, &none}).json();
+    const auto seconds = json.at("seconds").get<std::vector<double>>();
+    INFO(steps << " steps: " << seconds.size() << " entries");
+    CHECK(seconds.size() <= 1024);
+    CHECK(seconds.size() > 200);
+    CHECK(std::is_sorted(seconds.begin(), seconds.end()));
+    CHECK(seconds.back() == std::max<double>(steps, 600.5));
+    CHECK(json.at("steps_per_entry") == (steps == 3000 ? 4 : steps == 700 ? 2 : 1));
+    for (const auto& [key, sum] : {std::pair("prefill_tokens", prefill), {"decode_tokens", decode}}) {
+      int64_t found = 0;
+      for (const auto& n : json.at(key)) found += n.get<int64_t>();
+      CHECK(found == sum);
+    }
   }
 }
 
