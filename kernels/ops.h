@@ -298,7 +298,7 @@ class Backend {
   virtual std::string name() const = 0;  // "cpu", "cuda"
   // Of a backend that hands on to another: that one.
   virtual Backend& device() { return *this; }
-  virtual DType dtype() const = 0;       // the run dtype
+  virtual DType dtype() const = 0;  // the run dtype
 
   // Memory of the device, zeroed, freed with the backend. Throws Error that names `what` and the
   // size.

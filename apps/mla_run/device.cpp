@@ -46,8 +46,8 @@ void check_gpus(DeviceCount wanted) {
   std::string options;
   if (wanted.ranks > 1) options = fmt::format("--tensor-parallel-size {}", wanted.ranks);
   if (wanted.replicas > 1)
-    options += fmt::format("{}--data-parallel-size {}", options.empty() ? "" : " and ",
-                           wanted.replicas);
+    options +=
+        fmt::format("{}--data-parallel-size {}", options.empty() ? "" : " and ", wanted.replicas);
   usage_fail("expected {} GPUs for {}, found {}", wanted.all(), options, count);
 }
 

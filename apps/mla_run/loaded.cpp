@@ -44,8 +44,7 @@ std::unique_ptr<Loaded> prepare(const EngineFlags& flags) {
   loaded->device = choose_device(flags.device);
   const int32_t ranks = flags.tensor_parallel;
   check_tensor_parallel(loaded->config, ranks);
-  loaded->memory =
-      device_memory(loaded->device, {.ranks = ranks, .replicas = flags.data_parallel});
+  loaded->memory = device_memory(loaded->device, {.ranks = ranks, .replicas = flags.data_parallel});
   loaded->warnings = loaded->config.warnings;
   loaded->stored = DType::bf16;
   if (flags.dummy()) {
@@ -62,10 +61,9 @@ std::unique_ptr<Loaded> prepare(const EngineFlags& flags) {
   }
   print_warnings(loaded->warnings);
   check_dtype(loaded->device, loaded->dtype);
-  loaded->backend = flags.devices() > 1
-                        ? make_counting_backend(loaded->device, loaded->dtype)
-                        : make_backend(loaded->device, loaded->dtype, flags.run_threads(),
-                                       !flags.enforce_eager);
+  loaded->backend = flags.devices() > 1 ? make_counting_backend(loaded->device, loaded->dtype)
+                                        : make_backend(loaded->device, loaded->dtype,
+                                                       flags.run_threads(), !flags.enforce_eager);
   loaded->plans = make_memory_plans(
       rank_config(loaded->config, ranks),
       flags.engine_options(loaded->device, loaded->memory.total_bytes, loaded->dtype),
@@ -135,17 +133,14 @@ void load_replicas(const EngineFlags& flags, const StepLimits& limits, const Loa
         bytes[i] = done;
       };
       try {
-        loaded.models[i] =
-            load_replica(flags, static_cast<int32_t>(i), limits, mine, loaded);
+        loaded.models[i] = load_replica(flags, static_cast<int32_t>(i), limits, mine, loaded);
       } catch (...) {
         const std::lock_guard lock(mutex);
         if (!error) error = std::current_exception();
         stopped = true;
       }
     }));
-  const auto sum = [&] {
-    return std::accumulate(bytes.begin(), bytes.end(), uint64_t{0});
-  };
+  const auto sum = [&] { return std::accumulate(bytes.begin(), bytes.end(), uint64_t{0}); };
   try {
     for (const std::future<void>& load : loads)
       while (load.wait_for(std::chrono::milliseconds(50)) != std::future_status::ready)

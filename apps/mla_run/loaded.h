@@ -40,8 +40,8 @@ std::unique_ptr<Loaded> prepare(const EngineFlags& flags);
 // Whether threads of a failed run were left behind: the process has to end without destructors.
 bool threads_abandoned();
 
-// Loads the weights and, where it is not there yet, the tokenizer, makes the models and warms them up.
-// Prints the plans unless `quiet`. Throws Interrupted after a signal.
+// Loads the weights and, where it is not there yet, the tokenizer, makes the models and warms them
+// up. Prints the plans unless `quiet`. Throws Interrupted after a signal.
 void load(const EngineFlags& flags, bool quiet, Progress& progress, Loaded& loaded);
 
 }  // namespace mla

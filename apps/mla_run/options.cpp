@@ -61,9 +61,10 @@ void EngineFlags::add_to(CLI::App& app) {
   app.add_flag("--disable-custom-all-reduce", no_custom_all_reduce,
                "Ranks on GPUs add through NCCL alone, not over their own memory where that is "
                "faster; changes no bit");
-  app.add_option("--rank-timeout", rank_timeout,
-                 "With several devices: seconds after which one that gives no sign of life ends the "
-                 "run")
+  app.add_option(
+         "--rank-timeout", rank_timeout,
+         "With several devices: seconds after which one that gives no sign of life ends the "
+         "run")
       ->check(CLI::Range(0.1, 1e6))
       ->capture_default_str();
   app.add_flag("--enforce-eager", enforce_eager, "No CUDA graphs");

@@ -42,9 +42,9 @@ struct EngineFlags {
   int32_t tensor_parallel = 1;  // ranks that share a model
   bool no_custom_all_reduce = false;
   double rank_timeout = 300;  // seconds without a sign of life from a rank
-  int32_t data_parallel = 1;    // models, each with its ranks and an engine
-  int threads = 0;  // 0: all that the process may use
-  std::string trace;  // where a run's steps are written; "": nowhere
+  int32_t data_parallel = 1;  // models, each with its ranks and an engine
+  int threads = 0;            // 0: all that the process may use
+  std::string trace;          // where a run's steps are written; "": nowhere
 
   void add_to(CLI::App& app);
   // The modes in the order they run: off, on, or both.

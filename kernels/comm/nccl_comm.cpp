@@ -151,8 +151,7 @@ class NcclComm final : public Comm {
         [this](int64_t turn, const AddNormParams& p) {
           cuda::reduce_add_norm(peers_->buffers(rank(), turn), p, launch_);
         },
-        [this](int64_t turn) { return peers_->partial(rank(), turn); }, size(),
-        measured_scratch_);
+        [this](int64_t turn) { return peers_->partial(rank(), turn); }, size(), measured_scratch_);
     fused_elements_ = least(rank() == 0 ? times.fused_elements : kPeerElements);
     description_ = times.description;
   }

@@ -1,5 +1,5 @@
-// Communication of CUDA backends through NCCL, and for few rows over the GPUs' own memory. Plain C++:
-// no header of CUDA or NCCL.
+// Communication of CUDA backends through NCCL, and for few rows over the GPUs' own memory. Plain
+// C++: no header of CUDA or NCCL.
 #pragma once
 
 #include <memory>

@@ -102,8 +102,8 @@ cuda::PeerBuffers PeerTable::buffers(int32_t rank, int64_t turn) const {
   b.size = static_cast<int>(ranks_.size());
   for (int32_t r = 0; r < b.size; ++r) {
     b.partial[r] = partial(r, turn);
-    b.flags[r] = reinterpret_cast<uint32_t*>(ranks_[static_cast<size_t>(r)].memory +
-                                             2 * kBufferBytes);
+    b.flags[r] =
+        reinterpret_cast<uint32_t*>(ranks_[static_cast<size_t>(r)].memory + 2 * kBufferBytes);
   }
   const Rank& mine = ranks_[static_cast<size_t>(rank)];
   b.turns = reinterpret_cast<uint32_t*>(mine.memory + 2 * kBufferBytes + kFlagBytes);
@@ -149,10 +149,10 @@ ReduceTimes measure_reduce(const cuda::Launch& launch,
                                      times.description.empty() ? "" : ", ", rows, own, theirs);
   }
   scratch = nullptr;
-  times.description =
-      fmt::format("nccl, and a fused all-reduce of up to {} elements; fused and nccl with add and "
-                  "norm, of {} elements a row: {}",
-                  times.fused_elements, kMeasuredWidth, times.description);
+  times.description = fmt::format(
+      "nccl, and a fused all-reduce of up to {} elements; fused and nccl with add and "
+      "norm, of {} elements a row: {}",
+      times.fused_elements, kMeasuredWidth, times.description);
   return times;
 }
 

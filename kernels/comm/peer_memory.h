@@ -43,8 +43,8 @@ struct ReduceTimes {
   std::string description;
 };
 
-// Both all-reduces with add and norm, at several sizes, replayed from graphs. Every rank calls it at
-// once; `scratch` is set for `reduce` while it runs.
+// Both all-reduces with add and norm, at several sizes, replayed from graphs. Every rank calls it
+// at once; `scratch` is set for `reduce` while it runs.
 ReduceTimes measure_reduce(const cuda::Launch& launch,
                            const std::function<void(void* data, int64_t count)>& reduce,
                            const std::function<void(int64_t turn, const AddNormParams&)>& fused,

@@ -49,9 +49,9 @@ inline constexpr int kMaxPeerRows = 2048;
 struct PeerBuffers {
   int rank, size;
   const void* partial[kMaxPeers];  // [rows, H] bf16 of every rank
-  uint32_t* flags[kMaxPeers];      // [kMaxPeers, kMaxPeerRows] of every rank: turn of each rank's row
-  uint32_t* turns;                 // [kMaxPeerRows] of this rank
-  const uint32_t* stop;            // not 0: nobody waits any more, and results mean nothing
+  uint32_t* flags[kMaxPeers];  // [kMaxPeers, kMaxPeerRows] of every rank: turn of each rank's row
+  uint32_t* turns;             // [kMaxPeerRows] of this rank
+  const uint32_t* stop;        // not 0: nobody waits any more, and results mean nothing
 };
 // residual += the sum of the partials, rounded once; out = RMSNorm(residual)·weight. p.delta and
 // p.rows are not looked at. The partials may be written again once the next but one of these calls

@@ -1,5 +1,5 @@
-// A row of bf16 added to and normed: what kernels that have the addend from different places share, so
-// that its bits are the same in all.
+// A row of bf16 added to and normed: what kernels that have the addend from different places share,
+// so that its bits are the same in all.
 #pragma once
 
 #include <algorithm>
@@ -136,8 +136,8 @@ inline NormShape norm_shape(int dim, int64_t x_stride) {
   const int threads = threads_for(vectors, kNormThreads);
   const int per_thread = (vectors + threads - 1) / threads;
   if (dim % kVector != 0 || x_stride % kVector != 0 || per_thread > kMaxPerThread)
-    fail("CUDA: a norm of {} values, rows {} apart: want multiples of {} and at most {} values", dim,
-         x_stride, kVector, kNormThreads * kMaxPerThread * kVector);
+    fail("CUDA: a norm of {} values, rows {} apart: want multiples of {} and at most {} values",
+         dim, x_stride, kVector, kNormThreads * kMaxPerThread * kVector);
   return {threads, per_thread};
 }
 

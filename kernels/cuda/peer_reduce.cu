@@ -30,8 +30,8 @@ struct PeerSum {
   const PeerBuffers& peers;
   __device__ uint4 rounded(int64_t at) const {
     float sum[kVector];
-    unpack(load_peer(reinterpret_cast<const uint4*>(
-               static_cast<const uint16_t*>(peers.partial[0]) + at)),
+    unpack(load_peer(
+               reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(peers.partial[0]) + at)),
            sum);
     for (int rank = 1; rank < peers.size; ++rank) {
       float x[kVector];
@@ -48,9 +48,9 @@ struct PeerSum {
 
 // Every rank's partial of the block's row is there when it returns. A row's turns go up by one an
 // all-reduce on every rank alike, so a rank waits for the turn that it has itself; nobody is ahead
-// by more than one. A block waits for those of its row alone. More blocks than have a place are there
-// where rows are many: as places are given in the order of block numbers, the lowest row that is not
-// done has one on every rank, and none waits for ever.
+// by more than one. A block waits for those of its row alone. More blocks than have a place are
+// there where rows are many: as places are given in the order of block numbers, the lowest row that
+// is not done has one on every rank, and none waits for ever.
 __device__ void meet(const PeerBuffers& p) {
   const int row = blockIdx.x, other = threadIdx.x;
   __shared__ uint32_t turn;

@@ -23,7 +23,7 @@ struct Outbox {
   std::mutex mutex;
   std::condition_variable filled;
   std::vector<std::pair<size_t, Engine::Finished>> items;  // with the engine's number
-  std::string error;  // the first
+  std::string error;                                       // the first
 };
 
 // An engine on its thread.

@@ -15,8 +15,8 @@ class StepTimeline {
   // A step that ended `seconds` after the run's start with so many rows of each kind.
   void add(double seconds, int64_t prefill_rows, int64_t decode_rows);
 
-  // Of several engines, in order of time. An entry is of one engine; the last of each may have fewer
-  // steps.
+  // Of several engines, in order of time. An entry is of one engine; the last of each may have
+  // fewer steps.
   static StepTimeline merged(const std::vector<const StepTimeline*>& timelines);
 
   // An entry is `steps_per_entry` steps, the last one perhaps fewer: a power of 2, 1 for runs of at

@@ -177,8 +177,8 @@ void judge_accuracy(const CompareReport& r, const Thresholds& t, std::vector<std
       beyond.push_back(fmt::format("{} has no known answers, its accuracy is to be at least {}",
                                    name, *t.min_accuracy));
     } else if (!(*accuracy >= *t.min_accuracy)) {
-      beyond.push_back(fmt::format("accuracy of {} is {:.4f}, less than {}", name, *accuracy,
-                                   *t.min_accuracy));
+      beyond.push_back(
+          fmt::format("accuracy of {} is {:.4f}, less than {}", name, *accuracy, *t.min_accuracy));
     }
   }
 }
@@ -192,8 +192,8 @@ std::vector<std::string> failures(const CompareReport& r, const Thresholds& t) {
   if (r.compared == 0) beyond.push_back("no request could be compared");
   const auto match = [&](const char* what, double found) {
     if (r.compared > 0 && !(found >= t.min_match))
-      beyond.push_back(
-          fmt::format("the share of requests with {} is {}, less than {}", what, found, t.min_match));
+      beyond.push_back(fmt::format("the share of requests with {} is {}, less than {}", what, found,
+                                   t.min_match));
   };
   match("the same tokens", r.token_identical_share());
   match("the same logprob bits", r.logprob_identical_share());

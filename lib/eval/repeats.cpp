@@ -12,8 +12,7 @@
 namespace mla {
 namespace {
 
-constexpr const char* kMetrics[] = {"elapsed_time", "mean_ttft_ms", "mean_tpot_ms",
-                                    "mean_e2el_ms"};
+constexpr const char* kMetrics[] = {"elapsed_time", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms"};
 
 double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
@@ -50,10 +49,10 @@ Json read_run(const std::string& dir) {
 }  // namespace
 
 double student_t_975(int64_t degrees) {
-  constexpr std::array<double, 30> table = {
-      12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-      2.201,  2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-      2.080,  2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042};
+  constexpr std::array<double, 30> table = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306,
+                                            2.262,  2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+                                            2.110,  2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064,
+                                            2.060,  2.056, 2.052, 2.048, 2.045, 2.042};
   if (degrees < 1) fail("Student's t: expected at least 1 degree of freedom, found {}", degrees);
   if (degrees <= 30) return table[static_cast<size_t>(degrees) - 1];
   // Fisher's expansion around the normal quantile.
@@ -64,9 +63,10 @@ double student_t_975(int64_t degrees) {
 
 PairedRatio paired_ratio(const std::vector<double>& a, const std::vector<double>& b) {
   if (a.empty() || a.size() != b.size())
-    fail("paired ratio: expected as many values of one as of the other, at least one, found {} and "
-         "{}",
-         a.size(), b.size());
+    fail(
+        "paired ratio: expected as many values of one as of the other, at least one, found {} and "
+        "{}",
+        a.size(), b.size());
   std::vector<double> logs;
   for (size_t i = 0; i < a.size(); ++i) {
     if (!(a[i] > 0 && b[i] > 0))
@@ -100,8 +100,8 @@ RepeatReport compare_repeats(const std::vector<std::pair<std::string, std::strin
     if (in_a.is_object() && in_b.is_object()) {
       timed.emplace_back(std::move(in_a), std::move(in_b));
     } else {
-      report.notes.push_back(fmt::format(
-          "{} and {}: no times: a run went on with records of an earlier one", a, b));
+      report.notes.push_back(
+          fmt::format("{} and {}: no times: a run went on with records of an earlier one", a, b));
     }
   }
   report.pairs = static_cast<int64_t>(timed.size());
@@ -131,28 +131,27 @@ OrderedJson to_json(const RepeatReport& r) {
     m["a"] = metric.a;
     m["b"] = metric.b;
     m["ratio"] = metric.ratio.ratio;
-    m["interval_95"] = metric.ratio.interval
-                           ? OrderedJson::array({metric.ratio.interval->first,
-                                                 metric.ratio.interval->second})
-                           : OrderedJson(nullptr);
+    m["interval_95"] =
+        metric.ratio.interval
+            ? OrderedJson::array({metric.ratio.interval->first, metric.ratio.interval->second})
+            : OrderedJson(nullptr);
   }
   j["notes"] = r.notes;
   return j;
 }
 
 std::string to_text(const RepeatReport& r) {
-  std::string text = fmt::format("{} runs of each mode in alternation, {} pairs with times\n",
-                                 r.runs, r.pairs);
+  std::string text =
+      fmt::format("{} runs of each mode in alternation, {} pairs with times\n", r.runs, r.pairs);
   if (!r.metrics.empty())
     text += fmt::format("  {:<24} {:>16} {:>16} {:>8}  {}\n", "", "A, mean", "B, mean", "B/A",
                         "95% interval");
   for (const RepeatReport::Metric& m : r.metrics) {
     const auto& interval = m.ratio.interval;
-    text += fmt::format("  {:<24} {:>16.3f} {:>16.3f} {:>8.4f}  {}\n", m.name, mean(m.a), mean(m.b),
-                        m.ratio.ratio,
-                        interval ? fmt::format("{:.4f} to {:.4f}", interval->first,
-                                               interval->second)
-                                 : std::string("not known of one pair"));
+    text += fmt::format(
+        "  {:<24} {:>16.3f} {:>16.3f} {:>8.4f}  {}\n", m.name, mean(m.a), mean(m.b), m.ratio.ratio,
+        interval ? fmt::format("{:.4f} to {:.4f}", interval->first, interval->second)
+                 : std::string("not known of one pair"));
   }
   for (const std::string& note : r.notes) text += "  note: " + note + "\n";
   return text;

@@ -84,7 +84,8 @@ class Model final : public ModelRunner {
   void dense(const LayerWeights& w, int64_t first, int64_t rows);
   // The residual plus what is to be added, normed. `rows`: as of AddNormParams, null for all.
   void add_norm(const float* weight, bool delta, const int32_t* rows, void* out, int64_t T);
-  // Where attention and the feed-forward of a step of `rows` rows leave this rank's part, [rows, H].
+  // Where attention and the feed-forward of a step of `rows` rows leave this rank's part, [rows,
+  // H].
   void* partial() const;
   // The ranks' parts are added to the residual, which is normed.
   void reduce_add_norm(const float* weight, int64_t rows);

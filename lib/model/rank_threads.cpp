@@ -38,7 +38,7 @@ struct RankThreads::Shared {
   bool stopping = false;
   bool told = false;     // to stop
   bool telling = false;  // options.stop runs, which reaches what ranks clean up
-  std::string error;  // of the first failure
+  std::string error;     // of the first failure
 
   template <class Of>
   bool all(const Of& of) const {

@@ -118,9 +118,8 @@ class Page {
   void verdict_section() {
     const std::vector<std::string> beyond = failures(r_, thresholds_);
     const bool good = beyond.empty();
-    const bool all = r_.compared > 0 && r_.logprob_identical == r_.compared &&
-                     r_.only_a == 0 && r_.only_b == 0 &&
-                     (!r_.repeats || r_.repeats->least_match == 1);
+    const bool all = r_.compared > 0 && r_.logprob_identical == r_.compared && r_.only_a == 0 &&
+                     r_.only_b == 0 && (!r_.repeats || r_.repeats->least_match == 1);
     const char* words = all ? "Identical in every bit" : "Different";
     out_ += fmt::format(R"(<div class="verdict {}">{}<p>{}</p>)", good ? "good" : "bad",
                         good && !all ? "Different, within the thresholds" : words,
@@ -143,8 +142,9 @@ class Page {
     out_ += "</p>";
     for (const int side : {0, 1}) {
       if (at_or_null(at_or_null(run(side), "options"), "load_format") != "dummy") continue;
-      out_ += "<p><strong>The weights are random (--load-format dummy): the score means nothing."
-              "</strong></p>";
+      out_ +=
+          "<p><strong>The weights are random (--load-format dummy): the score means nothing."
+          "</strong></p>";
       break;
     }
   }
@@ -153,9 +153,10 @@ class Page {
   void repeats_section() {
     if (!r_.repeats) return;
     const RepeatReport& repeats = *r_.repeats;
-    out_ += fmt::format("<h2>Repeats</h2><p>{} runs of each mode in alternation, {} pairs with "
-                        "times; the ratio is the second over the first, pair by pair</p>",
-                        repeats.runs, repeats.pairs);
+    out_ += fmt::format(
+        "<h2>Repeats</h2><p>{} runs of each mode in alternation, {} pairs with "
+        "times; the ratio is the second over the first, pair by pair</p>",
+        repeats.runs, repeats.pairs);
     out_ += "<div class=wide><table>" + head("", "ratio, 95% interval") + "<tbody>";
     for (const RepeatReport::Metric& metric : repeats.metrics) {
       const auto values = [](const std::vector<double>& list) {

@@ -274,10 +274,7 @@ TEST_CASE("Standard input and output work and the mode's word is optional") {
   const auto mode_of = [&](const std::string& words) {
     REQUIRE(run_program(dir, words + " " + kModel + " --quiet --overwrite -o " + (dir / "o"))
                 .exit_code == 0);
-    return read_json(dir / "o/run.json")
-        .at("options")
-        .at("chunked_prefill")
-        .get<std::string>();
+    return read_json(dir / "o/run.json").at("options").at("chunked_prefill").get<std::string>();
   };
   CHECK(mode_of("--chunked-prefill " + (dir / "p.jsonl")) == "on");
   CHECK(mode_of("--chunked-prefill on " + (dir / "p.jsonl")) == "on");

@@ -45,11 +45,11 @@ TEST_CASE("A GPU that is asked for and not there is a clear error") {
 TEST_CASE("The quickstart's model solves word problems on a GPU, alike in both modes") {
   if (no_gpu()) return;
   TempDir dir;
-  const ProcessResult result = run_program(
-      dir, "-m " + source_path("examples/word-problems") +
-               " --device cuda --gpu-memory-utilization 0.1 --chunked-prefill both "
-               "--max-num-batched-tokens 64 -o " +
-               (dir / "out") + " " + source_path("examples/prompts.jsonl"));
+  const ProcessResult result =
+      run_program(dir, "-m " + source_path("examples/word-problems") +
+                           " --device cuda --gpu-memory-utilization 0.1 --chunked-prefill both "
+                           "--max-num-batched-tokens 64 -o " +
+                           (dir / "out") + " " + source_path("examples/prompts.jsonl"));
   INFO(result.out << result.err);
   REQUIRE(result.exit_code == 0);
   CHECK(has(result.out, "identical: 200 of 200 requests"));

@@ -36,9 +36,9 @@ struct Fixture {
   Fixture() { write_text(dir / "p.jsonl", mixed_prompts(40)); }
   ProcessResult run(const std::string& out, const std::string& options,
                     const std::string& fault = "", const std::string& program = "mla-run") const {
-    return run_program(dir, kModel + "--quiet -o " + (dir / out) + " " + options + " " +
-                                (dir / "p.jsonl"),
-                       "/dev/null", fault, program);
+    return run_program(
+        dir, kModel + "--quiet -o " + (dir / out) + " " + options + " " + (dir / "p.jsonl"),
+        "/dev/null", fault, program);
   }
   std::string records(const std::string& out) const {
     return without_timing(dir / (out + "/outputs.jsonl"));
@@ -50,9 +50,10 @@ TEST_CASE("Several engines give the records of one, in either mode and with rank
   REQUIRE(f.run("one", "--threads 1").exit_code == 3);
   const Json one = run_json(f.dir / "one");
   int number = 0;
-  for (const std::string options :
-       {"-dp 2", "-dp 3 --max-num-seqs 2", "--data-parallel-size 2 --chunked-prefill on "
-        "--max-num-batched-tokens 16", "-dp 2 --enable-prefix-caching", "-dp=2 --limit 50"}) {
+  for (const std::string options : {"-dp 2", "-dp 3 --max-num-seqs 2",
+                                    "--data-parallel-size 2 --chunked-prefill on "
+                                    "--max-num-batched-tokens 16",
+                                    "-dp 2 --enable-prefix-caching", "-dp=2 --limit 50"}) {
     const std::string out = "o" + std::to_string(number++);
     const ProcessResult result = f.run(out, options);
     INFO(options << ": " << result.err);
@@ -70,8 +71,9 @@ TEST_CASE("Several engines give the records of one, in either mode and with rank
 TEST_CASE("Ranks and engines together give the bits of ranks alone") {
   const Fixture f;
   REQUIRE(f.run("tp", "-tp 2").exit_code == 3);
-  const ProcessResult result = f.run("both", "-tp 2 -dp 2 --chunked-prefill both --overwrite "
-                                             "--max-num-batched-tokens 16");
+  const ProcessResult result = f.run("both",
+                                     "-tp 2 -dp 2 --chunked-prefill both --overwrite "
+                                     "--max-num-batched-tokens 16");
   INFO(result.out << result.err);
   REQUIRE(result.exit_code == 3);
   CHECK(f.records("both/off") == f.records("tp"));
@@ -90,8 +92,8 @@ TEST_CASE("Work is dealt to every engine and a trace has a process for each") {
     if (event.at("name") == "decode")
       tokens[event.at("pid").get<int64_t>()] += event.at("args").at("tokens").get<int64_t>();
   }
-  CHECK(names == std::set<std::string>{"chunked prefill off, engine 0",
-                                       "chunked prefill off, engine 1"});
+  CHECK(names ==
+        std::set<std::string>{"chunked prefill off, engine 0", "chunked prefill off, engine 1"});
   REQUIRE(tokens.size() == 2);
   CHECK(tokens[1] > 0.25 * static_cast<double>(tokens[2]));
   CHECK(tokens[2] > 0.25 * static_cast<double>(tokens[1]));
@@ -114,8 +116,8 @@ TEST_CASE("A run of several engines ends early in good order and resumes with an
       text += Json{{"prompt", {5 + i, 6}}, {"max_tokens", 400}, {"ignore_eos", true}}.dump() + "\n";
     return text;
   }());
-  const std::string command = kModel + "-o " + (f.dir / "o") + " -dp 2 --max-num-seqs 2 " +
-                              (f.dir / "long.jsonl");
+  const std::string command =
+      kModel + "-o " + (f.dir / "o") + " -dp 2 --max-num-seqs 2 " + (f.dir / "long.jsonl");
   Child child(f.dir, command);
   REQUIRE(wait_until([&] {
     const std::string partial = f.dir / "o/outputs.jsonl.partial";
@@ -134,12 +136,13 @@ TEST_CASE("A device that fails or hangs ends the run, what was finished is kept 
   REQUIRE(f.run("two", "-tp 2").exit_code == 3);
   for (const std::string fault : {"throw", "hang"}) {
     for (const std::string devices : {"-dp 2", "-tp 2", "-tp 2 -dp 2"}) {
-      if (fault == "hang" && devices == "-tp 2 -dp 2") continue;  // as with one of them, and as long
+      if (fault == "hang" && devices == "-tp 2 -dp 2")
+        continue;  // as with one of them, and as long
       fs::remove_all(f.dir / "o");
       const std::string options = devices + " --threads 1 --max-num-seqs 2 ";
       const auto start = std::chrono::steady_clock::now();
-      const ProcessResult failed = f.run("o", options + "--rank-timeout 1",
-                                         "MLA_FAULT=" + fault + ":1", "mla-run-faulty");
+      const ProcessResult failed =
+          f.run("o", options + "--rank-timeout 1", "MLA_FAULT=" + fault + ":1", "mla-run-faulty");
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
       INFO(fault << " " << devices << ": " << failed.err);
       CHECK(failed.exit_code == 1);

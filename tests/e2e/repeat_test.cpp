@@ -61,8 +61,7 @@ TEST_CASE("Repeats alternate, are compared pair by pair and have the same bits")
   const size_t at = changed.find("\"token_ids\":[") + 13;
   changed.replace(at, changed.find(',', at) - at, "7");
   write_text(dir / "out/repeat-3/off/outputs.jsonl", changed);
-  const ProcessResult resumed =
-      run_program(dir, kBoth + (dir / "out") + " --repeat 3 --resume");
+  const ProcessResult resumed = run_program(dir, kBoth + (dir / "out") + " --repeat 3 --resume");
   INFO(resumed.err);
   CHECK(resumed.exit_code == 4);
   CHECK(has(resumed.out, "3 runs of each mode in alternation, 2 pairs with times"));
@@ -73,10 +72,11 @@ TEST_CASE("Repeats alternate, are compared pair by pair and have the same bits")
 
 TEST_CASE("Options of both are refused with one mode") {
   TempDir dir;
-  const std::string one = "-m " + source_path("tests/data/tiny-random") + " --device cpu --output " +
-                          (dir / "out") + " " + source_path("tests/data/tiny-prompts.jsonl") + " ";
-  for (const std::string option : {"--repeat 2", "--max-logprob-diff 1", "--max-accuracy-drop 0.1",
-                                   "--min-accuracy 0.5"}) {
+  const std::string one = "-m " + source_path("tests/data/tiny-random") +
+                          " --device cpu --output " + (dir / "out") + " " +
+                          source_path("tests/data/tiny-prompts.jsonl") + " ";
+  for (const std::string option :
+       {"--repeat 2", "--max-logprob-diff 1", "--max-accuracy-drop 0.1", "--min-accuracy 0.5"}) {
     const ProcessResult result = run_program(dir, one + option);
     CHECK(result.exit_code == 2);
     CHECK(has(result.err, option.substr(0, option.find(' ')) +

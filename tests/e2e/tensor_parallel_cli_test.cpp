@@ -164,7 +164,8 @@ TEST_CASE("Two GPUs solve the word problems alike in both modes") {
                (dir / "nccl") + " " + source_path("examples/prompts.jsonl"));
   INFO(nccl.err);
   CHECK(nccl.exit_code == 0);
-  CHECK(without_timing(dir / "nccl/outputs.jsonl") == without_timing(dir / "out/off/outputs.jsonl"));
+  CHECK(without_timing(dir / "nccl/outputs.jsonl") ==
+        without_timing(dir / "out/off/outputs.jsonl"));
 }
 
 TEST_CASE("More GPUs than there are is said before anything is loaded") {

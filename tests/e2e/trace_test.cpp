@@ -32,8 +32,8 @@ int64_t sum_of(const std::vector<Json>& events, const char* key) {
 
 TEST_CASE("A trace has every step of both modes, its tokens and requests, in order of time") {
   TempDir dir;
-  const ProcessResult result = run_program(
-      dir, kRun + "--chunked-prefill both --output " + (dir / "o") + " --trace " + (dir / "t.json"));
+  const ProcessResult result = run_program(dir, kRun + "--chunked-prefill both --output " +
+                                                    (dir / "o") + " --trace " + (dir / "t.json"));
   INFO(result.err);
   REQUIRE(result.exit_code == 0);
   const Json trace = read_json(dir / "t.json");
@@ -51,8 +51,8 @@ TEST_CASE("A trace has every step of both modes, its tokens and requests, in ord
       computed += summary.at(kind).at("prefill_tokens").get<int64_t>();
     CHECK(sum_of(tracks.at("prefill"), "tokens") == computed);
     CHECK(sum_of(tracks.at("prefill"), "requests") == run.at("counts").at("chunks"));
-    CHECK(sum_of(tracks.at("sampling"), "tokens") == summary.at("total_num_tokens").get<int64_t>() -
-                                                         computed);
+    CHECK(sum_of(tracks.at("sampling"), "tokens") ==
+          summary.at("total_num_tokens").get<int64_t>() - computed);
     CHECK(sum_of(tracks.at("detokenising"), "requests_finished") == 6);
     const Json& prompt = tracks.at("prefill")[0].at("args").at("prompts")[0];
     CHECK(prompt.at("context") == 0);
@@ -96,9 +96,9 @@ TEST_CASE("A trace changes no bit and takes no file that is there") {
   REQUIRE(run_program(dir, on + "--output " + (dir / "a")).exit_code == 0);
   const std::string traced = on + "--trace " + (dir / "t.json") + " ";
   REQUIRE(run_program(dir, traced + "--output " + (dir / "b")).exit_code == 0);
-  CHECK(run_program(dir, "compare --json " + (dir / "c.json") + " " + (dir / "a") + " " +
-                             (dir / "b"))
-            .exit_code == 0);
+  CHECK(
+      run_program(dir, "compare --json " + (dir / "c.json") + " " + (dir / "a") + " " + (dir / "b"))
+          .exit_code == 0);
   const ProcessResult again = run_program(dir, traced + "--output " + (dir / "c"));
   CHECK(again.exit_code == 2);
   CHECK(has(again.err, "t.json exists; --overwrite replaces it"));
@@ -106,8 +106,7 @@ TEST_CASE("A trace changes no bit and takes no file that is there") {
       run_program(dir, on + "--trace " + (dir / "no/t.json") + " --output " + (dir / "d"));
   CHECK(nowhere.exit_code == 1);
   CHECK(has(nowhere.err, "no/t.json: cannot be opened: No such file or directory"));
-  const ProcessResult full =
-      run_program(dir, on + "--trace /dev/full --output " + (dir / "e"));
+  const ProcessResult full = run_program(dir, on + "--trace /dev/full --output " + (dir / "e"));
   CHECK(full.exit_code == 1);
   CHECK(has(full.err, "/dev/full: it could not be written to its end"));
   CHECK(std::filesystem::exists(dir / "e/outputs.jsonl"));
@@ -118,8 +117,9 @@ TEST_CASE("A trace changes no bit and takes no file that is there") {
       dir, on + "--overwrite --output " + (dir / "f") + " --trace " + (dir / "f/run.json"));
   CHECK(own.exit_code == 2);
   CHECK(has(own.err, "--trace: expected a file of its own"));
-  CHECK(run_program(dir, on + "--output " + (dir / "f") + " --trace " + (dir / "u.json"))
-            .exit_code == 2);
+  CHECK(
+      run_program(dir, on + "--output " + (dir / "f") + " --trace " + (dir / "u.json")).exit_code ==
+      2);
   CHECK_FALSE(std::filesystem::exists(dir / "u.json"));
   // A complete run keeps its trace.
   const std::string trace = read_file(dir / "f/t.json");

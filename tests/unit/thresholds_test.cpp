@@ -25,11 +25,10 @@ std::string only_failure(const CompareReport& report, const Thresholds& threshol
 
 TEST_CASE("identical runs pass every threshold at its strictest") {
   CHECK(failures(identical(), {}).empty());
-  CHECK(failures(identical(), {.min_match = 1,
-                               .max_logprob_diff = 0,
-                               .max_accuracy_drop = 0,
-                               .min_accuracy = 0.7})
-            .empty());
+  CHECK(
+      failures(identical(),
+               {.min_match = 1, .max_logprob_diff = 0, .max_accuracy_drop = 0, .min_accuracy = 0.7})
+          .empty());
 }
 
 TEST_CASE("each threshold is told by itself where it is passed") {
@@ -56,7 +55,7 @@ TEST_CASE("each threshold is told by itself where it is passed") {
         "accuracy drops from 0.7000 to 0.6000, by more than 0.05");
   CHECK(only_failure(r, {.min_accuracy = 0.65}) == "accuracy of B is 0.6000, less than 0.65");
   CHECK(failures(r, {.max_accuracy_drop = 0.1}).empty());  // 0.7 - 0.6 is a little more
-  r.b.correct = 10;  // a rise is no drop
+  r.b.correct = 10;                                        // a rise is no drop
   CHECK(failures(r, {.max_accuracy_drop = 0}).empty());
   r.a.answered = 0;
   CHECK(only_failure(r, {.max_accuracy_drop = 1}) ==
@@ -112,7 +111,8 @@ TEST_CASE("Student's quantile goes on where the table ends") {
   CHECK(student_t_975(1) == 12.706);
   CHECK(student_t_975(30) == 2.042);
   // Of published tables.
-  for (const auto& [degrees, t] : {std::pair(31, 2.0395), {40, 2.0211}, {60, 2.0003}, {120, 1.9799}})
+  for (const auto& [degrees, t] :
+       {std::pair(31, 2.0395), {40, 2.0211}, {60, 2.0003}, {120, 1.9799}})
     CHECK(std::fabs(student_t_975(degrees) - t) < 1e-4);
   CHECK_THROWS_AS(student_t_975(0), Error);
 }

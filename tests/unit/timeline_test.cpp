@@ -63,7 +63,8 @@ TEST_CASE("Timelines of several engines are one in order of time, with their sum
     CHECK(std::is_sorted(seconds.begin(), seconds.end()));
     CHECK(seconds.back() == std::max<double>(steps, 600.5));
     CHECK(json.at("steps_per_entry") == (steps == 3000 ? 4 : steps == 700 ? 2 : 1));
-    for (const auto& [key, sum] : {std::pair("prefill_tokens", prefill), {"decode_tokens", decode}}) {
+    for (const auto& [key, sum] :
+         {std::pair("prefill_tokens", prefill), {"decode_tokens", decode}}) {
       int64_t found = 0;
       for (const auto& n : json.at(key)) found += n.get<int64_t>();
       CHECK(found == sum);
