@@ -151,5 +151,30 @@ TEST_CASE("What a waiting thread's tick throws passes and the ranks end") {
   CHECK(!abandoned);
 }
 
+TEST_CASE("No rank cleans up while the ranks are told to stop") {
+  std::atomic<bool> telling{false};
+  std::atomic<int> early{0}, cleaned{0};
+  {
+    RankThreads::Options options;
+    options.join_seconds = 20;
+    options.stop = [&](const std::string&) {
+      telling = true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      telling = false;
+    };
+    options.clean_up = [&](int32_t) {
+      early += telling ? 1 : 0;
+      ++cleaned;
+    };
+    RankThreads threads(3, options);
+    const auto failing = [](int32_t rank) {
+      if (rank == 1) fail("told to");
+    };
+    CHECK_THROWS_AS(threads.run(failing), Error);
+  }
+  CHECK(early == 0);
+  CHECK(cleaned == 3);
+}
+
 }  // namespace
 }  // namespace mla::rank_threads_test
