@@ -74,6 +74,12 @@ TEST_CASE("What an earlier run left is told apart by its lines") {
   CHECK(earlier.partial_size > earlier.partial_bytes);
   CHECK_FALSE(earlier.complete);
 
+  // A whole record without its newline is torn too: it is cut off, not written behind.
+  put(dir / "outputs.jsonl.partial", kOk + "\n" + R"({"id":"c","index":2,"status":"ok"})");
+  earlier = read_earlier_output(dir.path());
+  CHECK(earlier.kept() == 1);
+  CHECK(earlier.partial_bytes == static_cast<int64_t>(kOk.size() + 1));
+
   // A torn line that a newline followed, or zeros that a lost machine left.
   put(dir / "outputs.jsonl.partial", kOk + "\n" + R"({"id":"c")" + "\n");
   CHECK(read_earlier_output(dir.path()).kept() == 1);
