@@ -8,26 +8,10 @@
 #include "lib/base/error.h"
 #include "tests/e2e/bit_contract.h"
 #include "tests/support/error_text.h"
+#include "tests/support/gate.h"
 
 namespace mla::test::rank_faults_test {
 namespace {
-
-// A place where a rank stays, whatever is aborted, until it is let go.
-struct Gate {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool open = false;
-
-  void pass() {
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return open; });
-  }
-  void let_go() {
-    const std::lock_guard lock(mutex);
-    open = true;
-    changed.notify_all();
-  }
-};
 
 enum class Fault { throws, hangs, hangs_behind_gather, other_logits };
 

@@ -7,6 +7,7 @@
 #include "lib/model/weights.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
+#include "tests/support/lite_config.h"
 
 namespace mla::memory_plan_test {
 namespace {
@@ -16,33 +17,13 @@ using test::error_text;
 constexpr uint64_t kGiB = uint64_t{1} << 30;
 constexpr uint64_t kWeights = 31412968448;  // of V2-Lite
 
-ModelConfig lite() {
-  ModelConfig c;
-  c.vocab_size = 102400;
-  c.hidden_size = 2048;
-  c.num_layers = 27;
-  c.num_heads = 16;
-  c.kv_lora_rank = 512;
-  c.qk_nope_head_dim = 128;
-  c.qk_rope_head_dim = 64;
-  c.v_head_dim = 128;
-  c.intermediate_size = 10944;
-  c.moe_intermediate_size = 1408;
-  c.num_experts = 64;
-  c.num_experts_per_tok = 6;
-  c.num_shared_experts = 2;
-  c.first_k_dense_replace = 1;
-  c.max_position_embeddings = 163840;
-  return c;
-}
-
 EngineOptions gpu(uint64_t bytes, bool chunked = true) {
   return {.chunked = chunked, .max_seqs = 256, .device_bytes = bytes, .graphs = true};
 }
 
 std::vector<MemoryPlan> plans_of(const std::vector<EngineOptions>& options) {
   const auto backend = make_cpu_backend(DType::bf16, 1);
-  return make_memory_plans(lite(), options, *backend, kWeights);
+  return make_memory_plans(test::lite_config(), options, *backend, kWeights);
 }
 MemoryPlan plan_of(const EngineOptions& options) { return plans_of({options}).front(); }
 
@@ -52,7 +33,9 @@ uint64_t bytes_of(const MemoryPlan& plan, const std::string& name) {
   return 0;
 }
 
-uint64_t page_bytes() { return cache_bytes_per_token(lite(), DType::bf16) * kPageTokens; }
+uint64_t page_bytes() {
+  return cache_bytes_per_token(test::lite_config(), DType::bf16) * kPageTokens;
+}
 
 TEST_CASE("A CPU's KV cache is 4 GiB unless it is given and has no entries of a GPU") {
   const MemoryPlan plan = plan_of({.max_seqs = 64});
@@ -147,9 +130,9 @@ TEST_CASE("Two modes share a pool that fits the larger buffers of both") {
   CHECK(all.num_pages < plan_of(on).limits.num_pages);
   // The model's buffers, as it allocates them.
   Arena arena;
-  PlanBuffers::carve(arena, lite(), all);
-  WorkspaceBuffers::carve(arena, lite(), all, DType::bf16);
-  ActivationBuffers::carve(arena, lite(), all, DType::bf16);
+  PlanBuffers::carve(arena, test::lite_config(), all);
+  WorkspaceBuffers::carve(arena, test::lite_config(), all, DType::bf16);
+  ActivationBuffers::carve(arena, test::lite_config(), all, DType::bf16);
   const uint64_t total = kWeights + arena.used() + bytes_of(both[0], "RoPE table") +
                          static_cast<uint64_t>(all.num_pages) * page_bytes() + kContextReserve +
                          bytes_of(both[0], "graphs");
@@ -165,8 +148,9 @@ TEST_CASE("A rank's plan has its share of the buffers, what ranks exchange, and 
   CHECK(to_text(one).starts_with("memory plan, "));
   for (const int32_t ranks : {2, 4}) {
     options.ranks = ranks;
-    const ModelConfig local = rank_config(lite(), ranks);
-    const size_t weights = weight_bytes(lite(), {.size = ranks}, *backend, DType::bf16);
+    const ModelConfig local = rank_config(test::lite_config(), ranks);
+    const size_t weights =
+        weight_bytes(test::lite_config(), {.size = ranks}, *backend, DType::bf16);
     const MemoryPlan plan = make_memory_plan(local, options, *backend, weights);
     INFO(to_text(plan));
     CHECK(plan.limits.ranks == ranks);

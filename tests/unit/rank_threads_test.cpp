@@ -12,34 +12,19 @@
 #include "lib/base/error.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
+#include "tests/support/gate.h"
 
 namespace mla::rank_threads_test {
 namespace {
 
 using test::error_text;
+using test::Gate;
 
 double seconds_of(const std::function<void()>& call) {
   const auto start = std::chrono::steady_clock::now();
   call();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
-
-// A place where a rank stays until it is let go.
-struct Gate {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool open = false;
-
-  void pass() {
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return open; });
-  }
-  void let_go() {
-    const std::lock_guard lock(mutex);
-    open = true;
-    changed.notify_all();
-  }
-};
 
 TEST_CASE("Jobs run in order on a thread a rank, which cleans up at its end") {
   std::vector<int> seen[3];

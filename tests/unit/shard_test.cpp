@@ -11,28 +11,19 @@
 #include "lib/model/weight_plan.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
+#include "tests/support/lite_config.h"
 
 namespace mla::shard_test {
 namespace {
 
 using test::error_text;
 
+// One dense layer and one of a few experts.
 ModelConfig lite() {
-  ModelConfig c;
-  c.vocab_size = 102400;
-  c.hidden_size = 2048;
-  c.num_layers = 2;  // one dense, one of experts
-  c.num_heads = 16;
-  c.kv_lora_rank = 512;
-  c.qk_nope_head_dim = 128;
-  c.qk_rope_head_dim = 64;
-  c.v_head_dim = 128;
-  c.intermediate_size = 10944;
-  c.moe_intermediate_size = 1408;
+  ModelConfig c = test::lite_config();
+  c.num_layers = 2;
   c.num_experts = 3;
   c.num_experts_per_tok = 2;
-  c.num_shared_experts = 2;
-  c.first_k_dense_replace = 1;
   return c;
 }
 

@@ -3,31 +3,12 @@
 #include "lib/engine/workload.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
+#include "tests/support/lite_config.h"
 
 namespace mla::work_count_test {
 namespace {
 
 using test::error_text;
-
-ModelConfig lite() {
-  ModelConfig c;
-  c.vocab_size = 102400;
-  c.hidden_size = 2048;
-  c.num_layers = 27;
-  c.num_heads = 16;
-  c.kv_lora_rank = 512;
-  c.qk_nope_head_dim = 128;
-  c.qk_rope_head_dim = 64;
-  c.v_head_dim = 128;
-  c.intermediate_size = 10944;
-  c.moe_intermediate_size = 1408;
-  c.num_experts = 64;
-  c.num_experts_per_tok = 6;
-  c.num_shared_experts = 2;
-  c.first_k_dense_replace = 1;
-  c.max_position_embeddings = 163840;
-  return c;
-}
 
 bool near(double value, double expected, double share) {
   return std::abs(value - expected) <= share * expected;
@@ -57,7 +38,7 @@ StepPlan decodes(int32_t count, int32_t context) {
 constexpr DevicePeaks kH200{790e12, 4.3e12};
 
 TEST_CASE("The work of V2-Lite's prompts is that of the design's table") {
-  const WorkCounter count(lite(), DType::bf16, DType::bf16);
+  const WorkCounter count(test::lite_config(), DType::bf16, DType::bf16);
   CHECK(near(count.linear_flop(), 4.483e9, 2e-4));
   CHECK(count.prompt_pair_flop() == 27 * 10240);
   CHECK(near(count.logits_flop() / (count.linear_flop() + count.prompt_pair_flop() * 512.5 / 4),
@@ -74,7 +55,7 @@ TEST_CASE("The work of V2-Lite's prompts is that of the design's table") {
 }
 
 TEST_CASE("The bytes of V2-Lite's decode steps are those of the design's table") {
-  const WorkCounter count(lite(), DType::bf16, DType::bf16);
+  const WorkCounter count(test::lite_config(), DType::bf16, DType::bf16);
   CHECK(count.cache_bytes() == 31104);
   CHECK(near(count.touched_experts(1), 6, 1e-12));
   CHECK(near(count.touched_experts(8), 64 * (1 - std::pow(58.0 / 64, 8)), 1e-12));
@@ -98,7 +79,8 @@ TEST_CASE("The bytes of V2-Lite's decode steps are those of the design's table")
 }
 
 TEST_CASE("Widths, other models and unknown peaks are counted as they are") {
-  const WorkCounter narrow(lite(), DType::bf16, DType::bf16), wide(lite(), DType::f32, DType::f32);
+  const WorkCounter narrow(test::lite_config(), DType::bf16, DType::bf16),
+      wide(test::lite_config(), DType::f32, DType::f32);
   CHECK(wide.weight_bytes(3, true) == 2 * narrow.weight_bytes(3, true));
   CHECK(wide.cache_bytes() == 2 * narrow.cache_bytes());
   CHECK(narrow.generated_pair_flop() == 27.0 * 2 * 16 * (2 * 512 + 64));
@@ -108,12 +90,12 @@ TEST_CASE("Widths, other models and unknown peaks are counted as they are") {
   CHECK(limit_seconds({1e12, 1e12}, {}) == 0);
   CHECK(limit_seconds({2e12, 1e9}, {1e12, 1e9}) == 2);
   CHECK(limit_seconds({1e12, 3e9}, {1e12, 1e9}) == 3);
-  ModelConfig low_rank = lite();
+  ModelConfig low_rank = test::lite_config();
   low_rank.q_lora_rank = 1536;
   const double q = 2048.0 * 3072, ab = 1536.0 * (2048 + 3072);
   CHECK(near(WorkCounter(low_rank, DType::bf16, DType::bf16).linear_flop() - narrow.linear_flop(),
              27 * 2 * (ab - q), 1e-9));
-  ModelConfig dense = lite();
+  ModelConfig dense = test::lite_config();
   dense.first_k_dense_replace = 27;
   dense.num_experts = dense.num_experts_per_tok = dense.num_shared_experts = 0;
   const WorkCounter plain(dense, DType::bf16, DType::bf16);
