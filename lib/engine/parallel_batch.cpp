@@ -78,6 +78,7 @@ class Worker {
         hand_over();
       }
     } catch (const std::exception& e) {
+      hand_over();  // what the step had finished before
       {
         const std::lock_guard lock(outbox_.mutex);
         if (outbox_.error.empty()) outbox_.error = fmt::format("engine {}: {}", number_, e.what());
