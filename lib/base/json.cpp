@@ -88,14 +88,16 @@ std::string read_file(const std::string& path, size_t max_bytes) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) fail("{}: {}", path, std::strerror(errno));
   if (!S_ISREG(info.st_mode)) fail("{}: expected a regular file", path);
-  if (static_cast<size_t>(info.st_size) > max_bytes)
-    fail("{}: expected at most {} bytes, found {}", path, max_bytes, info.st_size);
-  std::ifstream in(path, std::ios::binary);
+  std::ifstream in(path, std::ios::binary | std::ios::ate);
   if (!in) fail("{}: cannot be opened: {}", path, std::strerror(errno));
-  std::string text(static_cast<size_t>(info.st_size), '\0');
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (in.gcount() != info.st_size)
-    fail("{}: expected {} bytes, read {}", path, info.st_size, in.gcount());
+  // Of what was opened: the name may stand for another file by now.
+  const std::streamoff size = in.tellg();
+  if (static_cast<size_t>(size) > max_bytes)
+    fail("{}: expected at most {} bytes, found {}", path, max_bytes, size);
+  std::string text(static_cast<size_t>(size), '\0');
+  in.seekg(0);
+  in.read(text.data(), size);
+  if (in.gcount() != size) fail("{}: expected {} bytes, read {}", path, size, in.gcount());
   return text;
 }
 

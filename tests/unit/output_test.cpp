@@ -5,9 +5,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "lib/base/error.h"
 #include "tests/support/catch.h"
@@ -209,6 +211,32 @@ TEST_CASE("a file is replaced as a whole") {
   CHECK(std::distance(std::filesystem::directory_iterator(dir.path()), {}) == 1);
   CHECK(has(error_of([&] { write_file_atomically(dir / "no/run.json", "x"); }),
             "no/run.json.tmp: cannot be opened: No such file or directory"));
+}
+
+TEST_CASE("a file that is replaced while it is read is one or the other") {
+  TempDir dir;
+  const std::string name = dir / "run.json", one(100, '1'), two(5000, '2');
+  put(name, one);
+  std::atomic<bool> end{false};
+  std::thread writer([&] {
+    while (!end)
+      for (const std::string& text : {two, one}) {
+        put(name + ".new", text);
+        std::filesystem::rename(name + ".new", name);
+      }
+  });
+  int wrong = 0;
+  try {
+    for (int i = 0; i < 5000; ++i) {
+      const std::string text = read_file(name);
+      wrong += text != one && text != two;
+    }
+  } catch (const Error&) {
+    ++wrong;
+  }
+  end = true;
+  writer.join();
+  CHECK(wrong == 0);
 }
 
 }  // namespace
