@@ -121,7 +121,11 @@ MemoryPlan plan_for(const LoadedModel& loaded, const RunOptions& options) {
       .chunked = options.chunked, .max_seqs = options.max_seqs, .dtype = loaded.dtype};
   if (options.budget) engine.max_batched_tokens = options.budget;
   if (options.workspace_tokens) engine.workspace_tokens = options.workspace_tokens;
-  if (options.max_model_len) engine.max_model_len = options.max_model_len;
+  // Buffers and tables for as many tokens as a model takes are long in the making.
+  engine.max_model_len =
+      options.max_model_len
+          ? options.max_model_len
+          : static_cast<int32_t>(std::min(loaded.config.max_position_embeddings, kMostTokens));
   const uint64_t page = cache_bytes_per_token(loaded.config, loaded.dtype) * kPageTokens;
   engine.kv_cache_bytes = page * static_cast<uint64_t>(options.kv_pages ? options.kv_pages : 4096);
   engine.graphs = options.graphs;

@@ -46,12 +46,14 @@ struct LoadedModel {
   ModelWeights weights;              // of a single rank
 };
 
+inline constexpr int64_t kMostTokens = 4096;  // of a request where a test does not say
+
 struct RunOptions {
   bool chunked = false;
   int32_t budget = 0;            // 0: the mode's default
   int32_t workspace_tokens = 0;  // 0: default
   int32_t max_seqs = 32;
-  int32_t max_model_len = 0;  // 0: default
+  int32_t max_model_len = 0;  // 0: kMostTokens, or what the model takes
   int32_t kv_pages = 0;       // 0: plenty
   uint64_t seed = 0;
   bool pipelined = false;
