@@ -144,29 +144,34 @@ double cublas_us(const void* x, const std::function<const void*(int)>& w, void* 
   });
 }
 
-void dense(const char* what, int64_t n, int64_t k, cuda::Epilogue epilogue, int64_t T) {
+void dense(const char* what, int64_t n, int64_t k, cuda::Epilogue epilogue, int64_t T,
+           int64_t matrices = 1) {
   Buffers b;
   const int copies =
-      static_cast<int>(std::clamp<int64_t>((int64_t{256} << 20) / (n * k * 2), 1, 16));
-  void* w = b.normal(copies * n * k, 0.02f);
-  void* x = b.normal(T * k, 1.0f);
+      static_cast<int>(std::clamp<int64_t>((int64_t{256} << 20) / (matrices * n * k * 2), 1, 16));
+  void* w = b.normal(copies * matrices * n * k, 0.02f);
+  void* x = b.normal(T * matrices * k, 1.0f);
   const int64_t outputs = epilogue == cuda::Epilogue::silu ? n / 2 : n;
   Gemm g;
   g.a = x;
   g.a_rows = T;
-  g.a_cols = g.a_stride = g.k = g.w_stride = k;
+  g.k = g.w_stride = k;
+  g.a_cols = g.a_stride = matrices * k;
+  g.a_step = matrices > 1 ? k : 0;
   g.n = n;
+  g.matrices = matrices;
   g.w_matrix_stride = n * k;
-  g.out = b.take<float>(T * outputs);
-  g.out_stride = outputs;
+  g.out = b.take<float>(T * matrices * outputs);
+  g.out_stride = matrices * outputs;
+  g.out_step = outputs;
   g.epilogue = epilogue;
   g.rows.T = static_cast<int32_t>(T);
   const auto at = [&](int i) {
-    g.w = static_cast<const uint16_t*>(w) + (i % copies) * n * k;
+    g.w = static_cast<const uint16_t*>(w) + (i % copies) * matrices * n * k;
     return g;
   };
-  const double flop = 2.0 * static_cast<double>(T * n) * static_cast<double>(k);
-  const double bytes = 2.0 * static_cast<double>(n * k + T * k + T * outputs);
+  const double flop = 2.0 * static_cast<double>(T * n * matrices) * static_cast<double>(k);
+  const double bytes = 2.0 * static_cast<double>(matrices * (n * k + T * k + T * outputs));
   const std::string name = fmt::format("{} {}x{} T={}", what, n, k, T);
   if (!wanted(name)) return;
   report(name, time_us([&](int i) { cuda::gemm(at(i), g_launch); }), flop, bytes);
@@ -509,6 +514,8 @@ int main_of(int argc, char** argv) {
     dense("qkv_a", 3648, H, cuda::Epilogue::bf16, T);
     dense("o", H, H, cuda::Epilogue::f32, T);
     dense("router", E, H, cuda::Epilogue::f32, T);
+    dense("absorb 16", 512, 128, cuda::Epilogue::bf16, T, 16);
+    dense("up 16", 128, 512, cuda::Epilogue::bf16, T, 16);
     if (T == 1 || T == 64 || T == 16384) {
       dense("dense gate_up", 21888, H, cuda::Epilogue::silu, T);
       dense("dense down", H, 10944, cuda::Epilogue::f32, T);
