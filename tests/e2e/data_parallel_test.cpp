@@ -95,6 +95,10 @@ TEST_CASE("Work is dealt to every engine and a trace has a process for each") {
   CHECK(names ==
         std::set<std::string>{"chunked prefill off, engine 0", "chunked prefill off, engine 1"});
   REQUIRE(tokens.size() == 2);
+  // The rates of the two add up; their tokens in the time of both would be half of it.
+  const Json steps = run_json(f.dir / "o").at("summary").at("decode_steps");
+  CHECK(steps.at("tokens_per_second").get<double>() >
+        1.2 * steps.at("decode_tokens").get<double>() / steps.at("seconds").get<double>());
   CHECK(tokens[1] > 0.25 * static_cast<double>(tokens[2]));
   CHECK(tokens[2] > 0.25 * static_cast<double>(tokens[1]));
 }

@@ -8,6 +8,7 @@
 #include "lib/base/error.h"
 #include "tests/e2e/bit_contract.h"
 #include "tests/support/error_text.h"
+#include "tests/support/forwarding_backend.h"
 #include "tests/support/gate.h"
 
 namespace mla::test::rank_faults_test {
@@ -105,6 +106,16 @@ double seconds_of(const std::function<void()>& call) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// Its layers take 0.6 s each.
+class SlowBackend : public ForwardingBackend {
+ public:
+  using ForwardingBackend::ForwardingBackend;
+  void rope_cache(const RopeCacheParams& p) override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(600));
+    ForwardingBackend::rope_cache(p);
+  }
+};
+
 // Three layers: seven collectives a step. The first two requests end in step 4.
 constexpr uint64_t kInStepSix = 5 * 7 + 3;
 
@@ -114,6 +125,34 @@ TEST_CASE("Without a fault all requests are answered") {
   CHECK(s.run(Fault::throws, 1 << 30, &answered) == "(no error)");
   CHECK(answered == 8);
   CHECK(!s.abandoned);
+}
+
+// As of -dp without -tp: there are no collectives that would show that it goes on.
+TEST_CASE("A step of a single rank may take longer than the bound, as its layers do not") {
+  TempDir dir;
+  write_synthetic_checkpoint(source_path("tests/data/expected/lite_yarn"), dir.path() + "/m");
+  LoadedModel loaded(dir / "m", DType::f32, 1, BackendKind::cpu, 1);
+  TensorParallelModel::Options options = loaded.rank_options();
+  options.make_backend = [make = options.make_backend](int32_t rank) {
+    return std::make_unique<SlowBackend>(make(rank));
+  };
+  options.timeout_seconds = 1.5;
+  const MemoryPlan plan = plan_for(loaded, {.max_seqs = 1});
+  TensorParallelModel model(loaded.config, options);
+  model.load(loaded.rank_load(), plan.limits, {});
+  Engine engine(loaded.config, model, {}, plan, 0, true);
+  int answered = 0;
+  const Engine::Sink sink = [&](const Engine::Finished&) { ++answered; };
+  Request request;
+  request.id = 0;
+  request.prompt = std::vector<int32_t>{5, 6, 7};
+  request.sampling.max_tokens = 1;
+  engine.add(std::move(request), sink);
+  const double seconds = seconds_of([&] {
+    while (engine.has_work()) engine.step(sink);
+  });
+  CHECK(answered == 1);
+  CHECK(seconds > 1.7);
 }
 
 TEST_CASE("A rank that throws in a step ends the run with its number and message") {

@@ -55,6 +55,7 @@ namespace {
 using MakeComm = std::function<std::shared_ptr<Comm>(int32_t rank, Backend&)>;
 
 MakeComm make_comms(BackendKind kind, DType dtype, int32_t ranks) {
+  if (ranks == 1) return [](int32_t, Backend&) { return std::shared_ptr<Comm>(); };
 #ifdef MLA_WITH_NCCL
   if (kind == BackendKind::cuda)
     return [group = make_nccl_group(ranks, true)](int32_t rank, Backend& backend) {
