@@ -102,7 +102,7 @@ Asked ask_gsm8k(const EvalFlags& flags, EvalTask task, Loaded& loaded) {
 
 Asked ask_file(const EvalFlags& flags, const Loaded& loaded) {
   Input input(flags.run.prompts, true);  // read here and by each mode
-  RequestReader reader(input.open(), flags.run.prompts, reader_options(flags.run, loaded));
+  RequestReader reader(input.open(), flags.run.prompts, reader_options(flags.run, loaded, input));
   EvalTask task = file_task(reader, flags.run.prompts, flags.run.limit);
   input.check_read();
   return {std::move(task), std::move(input)};

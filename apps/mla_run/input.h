@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "lib/batch/pipe_stream.h"
 #include "lib/batch/resume.h"
 
 namespace mla {
@@ -14,11 +15,14 @@ namespace mla {
 // is needed twice. It is opened at once, so that a wrong path is told before anything loads.
 class Input {
  public:
+  // Throws Interrupted where a signal ends the wait for a pipe.
   Input(const std::string& path, bool twice);
   // `text` in place of a file that need not be there.
   Input(std::string path, std::string text);
   std::istream& open();
-  // Throws Error where standard input ended in an error: std::cin takes that for the end.
+  // Whether a read of what was opened last would not wait.
+  bool ready() const { return kept_ || !pipe_ || pipe_->ready(); }
+  // Throws Error where a pipe ended in an error, which a reader takes for its end.
   void check_read() const;
   // What a file has; nothing of a stream.
   const std::optional<InputScan>& scan() const { return scan_; }
@@ -26,12 +30,11 @@ class Input {
   const std::optional<std::string>& kept() const { return kept_; }
 
  private:
-  std::unique_ptr<std::istream> open_file() const;
-
   std::string path_;
   std::optional<std::string> kept_;
   std::optional<InputScan> scan_;
-  std::unique_ptr<std::istream> first_, stream_;
+  std::unique_ptr<PipeStream> pipe_;  // of what is no regular file
+  std::unique_ptr<std::istream> stream_;
 };
 
 }  // namespace mla

@@ -115,12 +115,13 @@ uint64_t memory_in_use(const Loaded& loaded) {
 
 }  // namespace
 
-ReaderOptions reader_options(const RunFlags& flags, const Loaded& loaded) {
+ReaderOptions reader_options(const RunFlags& flags, const Loaded& loaded, const Input& input) {
   ReaderOptions options;
   options.defaults = flags.sampling.params(loaded.config.vocab_size);
   options.model = fs::absolute(flags.engine.model).lexically_normal().string();
   options.vocab_size = loaded.config.vocab_size;
   options.has_tokenizer = loaded.text.tokenizer.has_value();
+  options.ready = [&input] { return input.ready(); };
   return options;
 }
 
@@ -177,7 +178,7 @@ bool ModeRun::run(Loaded& loaded, Input& input, Progress& progress, StepTrace& t
   const std::string communication = loaded.models.front()->communication();
   if (!communication.empty()) record_.build["communication"] = communication;
   write_record();
-  RequestReader reader(input.open(), flags_.prompts, reader_options(flags_, loaded));
+  RequestReader reader(input.open(), flags_.prompts, reader_options(flags_, loaded, input));
   const TextSetup text{loaded.text.tokenizer ? &*loaded.text.tokenizer : nullptr,
                        loaded.text.chat_template ? &*loaded.text.chat_template : nullptr};
   std::deque<Engine> engines;

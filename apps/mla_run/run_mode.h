@@ -32,8 +32,8 @@ struct RunFlags {
   bool to_stdout() const { return output == "-"; }
 };
 
-// How a run reads its requests.
-ReaderOptions reader_options(const RunFlags& flags, const Loaded& loaded);
+// How a run reads its requests, from `input`, which stays where it is while it is read.
+ReaderOptions reader_options(const RunFlags& flags, const Loaded& loaded, const Input& input);
 
 class ModeRun {
  public:

@@ -67,12 +67,14 @@ RequestReader::RequestReader(std::istream& in, std::string what, ReaderOptions o
     fail("vocab_size: expected at least 1, found {}", options_.vocab_size);
 }
 
-bool RequestReader::read_line() {
-  line_.clear();
-  too_long_ = false;
+RequestReader::Read RequestReader::read_line(bool may_wait) {
+  if (!begun_) {
+    line_.clear();
+    too_long_ = false;
+  }
   std::array<char, 4096> buffer;
   size_t filled = 0;
-  bool any = false, newline = false;
+  bool newline = false, waits = false;
   const auto flush = [&] {
     const std::string_view bytes(buffer.data(), filled);
     hash_.update(bytes);
@@ -85,9 +87,11 @@ bool RequestReader::read_line() {
     std::streambuf* source = in_.rdbuf();
     if (!source || in_.bad()) fail("{}: cannot be read", what_);
     while (!newline) {
+      waits = !may_wait && options_.ready && source->in_avail() <= 0 && !options_.ready();
+      if (waits) break;
       const int c = source->sbumpc();
       if (c == std::char_traits<char>::eof()) break;
-      any = true;
+      begun_ = true;
       newline = c == '\n';
       buffer[filled++] = static_cast<char>(c);
       if (filled == buffer.size()) flush();
@@ -96,8 +100,11 @@ bool RequestReader::read_line() {
     fail("{}: cannot be read after line {}: {}", what_, line_number_, e.what());
   }
   if (filled > 0) flush();
-  if (any) ++line_number_;
-  return any;
+  if (waits) return Read::waits;
+  if (!begun_) return Read::end;
+  begun_ = false;
+  ++line_number_;
+  return Read::line;
 }
 
 void RequestReader::claim_id(const Json& id) {
@@ -166,15 +173,27 @@ Record RequestReader::parse_line(int64_t index) {
   return bad;
 }
 
-std::optional<Record> RequestReader::next() {
-  while (read_line()) {
-    if (line_number_ == 1 && line_.starts_with("\xef\xbb\xbf")) line_.erase(0, 3);
-    if (!too_long_ && is_blank(line_)) continue;
-    Record record = parse_line(records_);
-    ++records_;
-    return record;
+RequestReader::Read RequestReader::advance(bool may_wait) {
+  while (read_ == Read::waits) {
+    const Read read = read_line(may_wait);
+    if (read == Read::waits) break;
+    if (read == Read::line) {
+      if (line_number_ == 1 && line_.starts_with("\xef\xbb\xbf")) line_.erase(0, 3);
+      if (!too_long_ && is_blank(line_)) continue;
+    }
+    read_ = read;
   }
-  return std::nullopt;
+  return read_;
+}
+
+bool RequestReader::ready() { return advance(false) != Read::waits; }
+
+std::optional<Record> RequestReader::next() {
+  if (advance(true) == Read::end) return std::nullopt;
+  read_ = Read::waits;
+  Record record = parse_line(records_);
+  ++records_;
+  return record;
 }
 
 }  // namespace mla

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <istream>
 #include <map>
 #include <optional>
@@ -103,6 +104,9 @@ struct ReaderOptions {
   int64_t vocab_size = 0;     // token ids lie in [0, vocab_size)
   bool has_tokenizer = true;  // false: text, messages and stop strings are bad lines
   size_t max_line_bytes = size_t{64} << 20;
+  // Of a stream that may let its reader wait: whether it has a byte, or its end, at once. Empty: it
+  // always has.
+  std::function<bool()> ready;
 };
 
 using Record = std::variant<Request, BadLine>;
@@ -115,6 +119,8 @@ class RequestReader {
 
   // The next record; nothing at the end. Throws Error only when the stream cannot be read.
   std::optional<Record> next();
+  // Whether next() would not wait. What is there of a line is read.
+  bool ready();
 
   struct UnknownField {
     int64_t first_line = 0;
@@ -131,7 +137,11 @@ class RequestReader {
   std::string input_hash() const { return hash_.hex(); }  // SHA-256 of the bytes read so far
 
  private:
-  bool read_line();  // into line_, without the newline; false at the end
+  enum class Read : uint8_t { line, end, waits };
+  // To a line that is not blank, or the end; `waits` only where it may not wait.
+  Read advance(bool may_wait);
+  // Into line_, without the newline; goes on with one that was begun.
+  Read read_line(bool may_wait);
   Record parse_line(int64_t index);
   Request parse_object(const Json& object, BadLine& bad, const std::string& what);
   void claim_id(const Json& id);
@@ -142,7 +152,8 @@ class RequestReader {
   std::string what_;
   ReaderOptions options_;
   std::string line_;
-  bool too_long_ = false;
+  bool begun_ = false, too_long_ = false;  // of the line
+  Read read_ = Read::waits;                // line: the next record's is in line_
   int64_t line_number_ = 0;
   int64_t records_ = 0;
   std::unordered_set<std::string> ids_;  // as JSON text, so that 1 and "1" differ

@@ -61,10 +61,12 @@ void Batch::finished(const Engine::Finished& item) {
   sink_(result.index, to_json(result));
 }
 
-std::optional<Request> Batch::next() {
+std::optional<Request> Batch::next(bool may_wait) {
   while (more_ && goes_on() && (options_.limit < 0 || reader_.records() < options_.limit)) {
+    if (!may_wait && !reader_.ready()) return std::nullopt;
     std::optional<Record> record = reader_.next();
-    if (!record) break;
+    // What ends the wait for a line makes no record of half of it.
+    if (!goes_on() || !record) break;
     const int64_t index = reader_.records() - 1;
     if (options_.skip && options_.skip(index)) continue;
     ++progress_.read;

@@ -14,9 +14,9 @@ class Batch {
 
   // False once it ends early.
   bool goes_on();
-  // The next request to run; absent at the end of the input, or of the batch. Records that cannot
-  // be served are finished on the way.
-  std::optional<Request> next();
+  // The next request to run; absent at the end of the input, or of the batch, or where it is not
+  // there yet and may not be waited for. Records that cannot be served are finished on the way.
+  std::optional<Request> next(bool may_wait);
   void finished(const Engine::Finished& item);
   void show_progress(int64_t prefill_tokens, int64_t decode_tokens);
   BatchOutcome outcome(std::span<Engine* const> engines);

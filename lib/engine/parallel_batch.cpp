@@ -137,7 +137,7 @@ class Dealer {
   void run() {
     for (;;) {
       deal();
-      if (!batch_.goes_on() || std::ranges::all_of(workers_, &Worker::idle)) return;
+      if (!batch_.goes_on() || idle()) return;
       collect();
       int64_t prefill = 0, decode = 0;
       for (const Worker& worker : workers_) {
@@ -149,6 +149,8 @@ class Dealer {
   }
 
  private:
+  bool idle() const { return std::ranges::all_of(workers_, &Worker::idle); }
+
   // To the one with the least work before it, while one has room.
   void deal() {
     for (;;) {
@@ -156,7 +158,7 @@ class Dealer {
       for (Worker& worker : workers_)
         if (worker.has_room() && (!least || worker.work() < least->work())) least = &worker;
       if (!least) return;
-      std::optional<Request> request = batch_.next();
+      std::optional<Request> request = batch_.next(idle());
       if (!request) return;
       least->add(std::move(*request));
     }

@@ -14,7 +14,7 @@ void run_on_this_thread(Batch& batch, Engine& engine) {
   const Engine::Sink finished = [&](const Engine::Finished& item) { batch.finished(item); };
   const auto read_ahead = [&] {
     while (engine.waiting() < kReadAhead) {
-      std::optional<Request> request = batch.next();
+      std::optional<Request> request = batch.next(!engine.has_work());
       if (!request) return;
       engine.add(std::move(*request), finished);
     }

@@ -40,7 +40,8 @@ struct BatchOutcome {
 
 using BatchSink = std::function<void(int64_t index, const OrderedJson&)>;
 
-// Reads ahead only as far as keeps the engines busy. Records go to `sink` in order of completion,
+// Reads ahead only as far as keeps the engines busy, and waits for a record only where they are
+// not. Records go to `sink` in order of completion,
 // with the record's index, on the calling thread. One engine runs on the calling thread. Several
 // (data parallelism) run on a thread each; a request goes to the one with the least work before it,
 // as estimated_work() has it. What an engine throws ends them all and is thrown here.

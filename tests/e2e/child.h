@@ -16,10 +16,12 @@ namespace mla::test {
 // The program as a child that can get signals; its standard streams are files of `dir`.
 class Child {
  public:
-  Child(const TempDir& dir, const std::string& arguments, const std::string& input = "/dev/null")
+  Child(const TempDir& dir, const std::string& arguments, const std::string& input = "/dev/null",
+        const std::string& environment = "", const std::string& program = "mla-run")
       : dir_(dir.path()) {
-    const std::string command = "exec " + std::string(MLA_BINARY_DIR) + "/mla-run " + arguments +
-                                " >" + dir_ + "/stdout 2>" + dir_ + "/stderr <" + input;
+    const std::string command = environment + " exec " + std::string(MLA_BINARY_DIR) + "/" +
+                                program + " " + arguments + " >" + dir_ + "/stdout 2>" + dir_ +
+                                "/stderr <" + input;
     pid_ = fork();
     REQUIRE(pid_ >= 0);
     if (pid_ == 0) {

@@ -297,36 +297,44 @@ TEST_CASE("The first signal ends a run in good order and it can be resumed") {
   }
 }
 
-TEST_CASE("A signal ends the wait for standard input and a second one ends at once") {
-  TempDir dir;
-  REQUIRE(mkfifo((dir / "fifo").c_str(), 0600) == 0);
-  const int writer = open((dir / "fifo").c_str(), O_RDWR);  // nobody writes
-  REQUIRE(writer >= 0);
-  const auto reads = [&](Child& child) {
-    const auto running = [&] {
+TEST_CASE("A signal ends the wait for a pipe") {
+  for (const bool is_standard_input : {true, false}) {
+    TempDir dir;
+    const std::string fifo = dir / "fifo";
+    REQUIRE(mkfifo(fifo.c_str(), 0600) == 0);
+    const int writer = open(fifo.c_str(), O_RDWR);  // nobody writes
+    REQUIRE(writer >= 0);
+    Child child(dir, kModel + "-o " + (dir / "o") + " " + (is_standard_input ? "-" : fifo),
+                is_standard_input ? fifo : "/dev/null");
+    const auto reads = [&] {
       return fs::exists(dir / "o/run.json") && !run_json(dir / "o").at("load_time").is_null();
     };
-    REQUIRE(wait_until([&] { return running() || !child.running(); }));
+    REQUIRE(wait_until([&] { return reads() || !child.running(); }));
     usleep(100000);
     REQUIRE(child.running());
-  };
-  {
-    Child child(dir, kModel + "-o " + (dir / "o") + " -", dir / "fifo");
-    reads(child);
     child.send(SIGTERM);
     CHECK(child.wait() == 130);
     CHECK(run_json(dir / "o").at("state") == "interrupted");
+    close(writer);
   }
-  fs::remove_all(dir / "o");
-  Child child(dir, kModel + "-o " + (dir / "o") + " " + (dir / "fifo"));
-  reads(child);
+}
+
+TEST_CASE("A second signal ends at once") {
+  TempDir dir;
+  write_text(dir / "p.jsonl",
+             "{\"prompt\": [5], \"max_tokens\": 1}\n"
+             "{\"prompt\": [5], \"max_tokens\": 60, \"ignore_eos\": true}\n");
+  Child child(dir, kModel + "-o " + (dir / "o") + " " + (dir / "p.jsonl"), "/dev/null",
+              "MLA_FAULT=hang:0", "mla-run-faulty");  // in a step that does not end
+  const std::string partial = dir / "o/outputs.jsonl.partial";
+  REQUIRE(wait_until([&] { return fs::exists(partial) && fs::file_size(partial) > 0; }));
+  usleep(200000);
   child.send(SIGINT);
   usleep(100000);
   CHECK(child.running());
   child.send(SIGINT);
   CHECK(child.wait() == 130);
   CHECK(run_json(dir / "o").at("state") == "running");
-  close(writer);
 }
 
 TEST_CASE("The first failed line stops a run with fail-fast and it can be resumed") {
