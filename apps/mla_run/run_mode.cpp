@@ -92,6 +92,11 @@ void warn_of_lines(const RequestReader& reader, RunRecord& record) {
   warn("this model answers for the model", reader.other_models());
 }
 
+bool is_answer(const OrderedJson& record) {
+  return record.contains("response") ? !record.at("response").at("body").contains("error")
+                                     : record.at("status") == "ok";
+}
+
 int64_t peak_memory_bytes() {
   struct rusage usage {};
   getrusage(RUSAGE_SELF, &usage);
@@ -137,6 +142,7 @@ ModeRun::ModeRun(const RunFlags& flags, const Loaded& loaded, const MemoryPlan& 
   if (!flags.resume) return;
   earlier_ = read_earlier_output(dir_);
   if (!earlier_.empty()) check_same_run(dir_, record_);
+  record_.counts.requests = record_.counts.ok = record_.counts.kept = earlier_.kept();
 }
 
 void ModeRun::write_record() const {
@@ -203,7 +209,11 @@ bool ModeRun::run(Loaded& loaded, Input& input, Progress& progress, StepTrace& t
        .stop = interrupted,
        .fail_fast = flags_.fail_fast,
        .progress = [&](const BatchProgress& p) { progress.update(p); }},
-      [&](int64_t index, const OrderedJson& result) { writer_->write(index, result); });
+      [&](int64_t index, const OrderedJson& result) {
+        writer_->write(index, result);
+        ++record_.counts.requests;  // for a run that fails; of one that ends, the outcome has all
+        ++(is_answer(result) ? record_.counts.ok : record_.counts.failed);
+      });
   progress.finish();
   record_.counts = outcome.counts;
   record_.counts.kept = earlier_.kept();

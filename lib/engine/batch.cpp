@@ -52,13 +52,14 @@ void Batch::failed(const BadLine& bad) {
 }
 
 void Batch::finished(const Engine::Finished& item) {
-  if (outcome_.end != BatchEnd::all) return;  // a step may end several requests
+  const auto* result = std::get_if<Result>(&item);
+  const bool answered = result && is_finite(*result);
+  // A step may end several requests: answers are kept behind the end, failures run again.
+  if (!answered && outcome_.end != BatchEnd::all) return;
   ++progress_.done;
-  if (const auto* bad = std::get_if<BadLine>(&item)) return failed(*bad);
-  const Result& result = std::get<Result>(item);
-  if (!is_finite(result)) return failed(not_finite(result));
-  summary_.add(result);
-  sink_(result.index, to_json(result));
+  if (!answered) return failed(result ? not_finite(*result) : std::get<BadLine>(item));
+  summary_.add(*result);
+  sink_(result->index, to_json(*result));
 }
 
 std::optional<Request> Batch::next(bool may_wait) {

@@ -32,12 +32,19 @@ class Worker {
   Worker(size_t number, Engine& engine, Outbox& outbox)
       : number_(number), engine_(engine), outbox_(outbox), thread_([this] { run(); }) {}
   ~Worker() {
+    end();
+    join();
+  }
+  // It ends behind the step that it is in.
+  void end() {
     {
       const std::lock_guard lock(mutex_);
       end_ = true;
     }
     wake_.notify_one();
-    thread_.join();
+  }
+  void join() {
+    if (thread_.joinable()) thread_.join();
   }
 
   // Called by the thread that deals.
@@ -137,7 +144,7 @@ class Dealer {
   void run() {
     for (;;) {
       deal();
-      if (!batch_.goes_on() || idle()) return;
+      if (!batch_.goes_on() || idle()) return keep_finished();
       collect();
       int64_t prefill = 0, decode = 0;
       for (const Worker& worker : workers_) {
@@ -167,18 +174,33 @@ class Dealer {
   // Waits for records, or a moment.
   void collect() {
     std::vector<std::pair<size_t, Engine::Finished>> items;
+    std::string error;
     {
       std::unique_lock lock(outbox_.mutex);
       outbox_.filled.wait_for(lock, kLook,
                               [&] { return !outbox_.items.empty() || !outbox_.error.empty(); });
       items.swap(outbox_.items);
-      // What was finished before the failure is kept, then that is told.
-      if (items.empty() && !outbox_.error.empty()) throw Error(outbox_.error);
+      error = outbox_.error;
     }
-    for (auto& [number, item] : items) {
+    finish(items);
+    if (error.empty()) return;
+    keep_finished();
+    throw Error(error);
+  }
+
+  void finish(const std::vector<std::pair<size_t, Engine::Finished>>& items) {
+    for (const auto& [number, item] : items) {
       workers_[number].finished(index_of(item));
       batch_.finished(item);
     }
+  }
+
+  // However the batch ends, what the engines have finished by then is kept.
+  void keep_finished() {
+    for (Worker& worker : workers_) worker.end();
+    for (Worker& worker : workers_) worker.join();
+    finish(outbox_.items);
+    outbox_.items.clear();
   }
 
   Batch& batch_;

@@ -1,10 +1,16 @@
 // -dp: several engines over one file give the file of one, but for timing.
 #include <chrono>
+#include <deque>
 #include <filesystem>
 #include <map>
 #include <set>
+#include <sstream>
+#include <thread>
 
+#include "lib/engine/run_batch.h"
 #include "tests/e2e/child.h"
+#include "tests/support/runner.h"
+#include "tests/support/synthetic.h"
 
 namespace mla::test::data_parallel_test {
 namespace {
@@ -134,6 +140,47 @@ TEST_CASE("A run of several engines ends early in good order and resumes with an
   CHECK(read_lines(f.dir / "o/outputs.jsonl").size() == 64);
 }
 
+// A batch of eight requests on two engines that ends, as a signal ends it, when all are answered
+// and nobody has looked yet.
+TEST_CASE("What engines have finished when a batch is stopped is kept") {
+  TempDir dir;
+  write_synthetic_checkpoint(source_path("tests/data/expected/lite_plain"), dir.path() + "/m");
+  std::deque<LoadedModel> loaded;
+  std::deque<std::unique_ptr<ModelRunner>> models;
+  std::deque<Engine> engines;
+  std::vector<Engine*> all;
+  for (int i = 0; i < 2; ++i) {
+    LoadedModel& one = loaded.emplace_back(dir / "m", DType::f32, 1);
+    const MemoryPlan plan = plan_for(one, {.max_seqs = 4});
+    models.push_back(one.make_model(plan.limits));
+    engines.emplace_back(one.config, *models.back(), TextSetup{}, plan, 0, i == 1);
+    all.push_back(&engines.back());
+  }
+  std::istringstream in([] {
+    std::string lines;
+    for (int i = 0; i < 8; ++i)
+      lines += R"({"prompt": [5, 6], "max_tokens": 2})"
+               "\n";
+    return lines;
+  }());
+  ReaderOptions options;
+  options.vocab_size = loaded.front().config.vocab_size;
+  RequestReader reader(in, "requests", options);
+  int kept = 0;
+  const BatchOutcome outcome =
+      run_batch(reader, all,
+                {.stop =
+                     [&] {
+                       if (reader.records() < 8) return false;
+                       std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+                       return true;
+                     }},
+                [&](int64_t, const OrderedJson&) { ++kept; });
+  CHECK(outcome.end == BatchEnd::stopped);
+  CHECK(kept >= 6);  // the last ones that were read may not have been dealt
+  CHECK(outcome.counts.ok == kept);
+}
+
 TEST_CASE("A device that fails or hangs ends the run, what was finished is kept and it resumes") {
   const Fixture f;
   REQUIRE(f.run("one", "").exit_code == 3);
@@ -158,7 +205,11 @@ TEST_CASE("A device that fails or hangs ends the run, what was finished is kept 
       CHECK(has(error, fault == "throw" ? "device 1 was told to fail" : "within 1 s"));
       CHECK(has(error, devices == "-dp 2" ? "engine 1: rank 0" : "rank 1"));
       CHECK_FALSE(fs::exists(f.dir / "o/outputs.jsonl"));
-      CHECK(read_lines(f.dir / "o/outputs.jsonl.partial").size() > 0);
+      const size_t finished = read_lines(f.dir / "o/outputs.jsonl.partial").size();
+      CHECK(finished > 0);
+      const Json& counts = run.at("counts");
+      CHECK(counts.at("requests") == finished);
+      CHECK(counts.at("ok").get<size_t>() + counts.at("failed").get<size_t>() == finished);
       CHECK(f.run("o", options + "--resume").exit_code == 3);
       CHECK(run_json(f.dir / "o").at("counts").at("kept").get<int>() > 0);
       CHECK(f.records("o") == f.records(has(devices, "-tp") ? "two" : "one"));

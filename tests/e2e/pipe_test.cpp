@@ -101,6 +101,20 @@ TEST_CASE("A pipe that ends in half a line by a signal makes no record of it") {
   CHECK(run.at("counts").at("requests") == 1);
 }
 
+TEST_CASE("An engine that fails ends the run while its pipe stays open") {
+  Pipe pipe;
+  Child child(pipe.dir, kModel + "-dp 2 --max-num-seqs 2 -o " + (pipe.dir / "o") + " -",
+              pipe.dir / "fifo", "MLA_FAULT=throw:1", "mla-run-faulty");
+  for (int i = 0; i < 60; ++i) pipe.write(line(i) + "\n");
+  REQUIRE(wait_until([&] { return !child.running(); }, 60));
+  CHECK(child.wait() == 1);
+  CHECK(has(child.err(), "engine 1: rank 0: device 1 was told to fail"));
+  CHECK(pipe.records() > 0);
+  const Json run = run_json(pipe.dir / "o");
+  CHECK(run.at("state") == "failed");
+  CHECK(run.at("counts").at("ok") == pipe.records());
+}
+
 TEST_CASE("A signal ends the wait for a pipe that is needed twice") {
   Pipe pipe;
   Child child(pipe.dir, kModel + "--chunked-prefill both -o " + (pipe.dir / "o") + " -",
