@@ -4,11 +4,11 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 
 #include "apps/mla_run/commands.h"
 #include "apps/mla_run/loaded.h"
+#include "apps/mla_run/named_file.h"
 #include "apps/mla_run/options.h"
 #include "lib/base/error.h"
 #include "lib/batch/output.h"
@@ -259,15 +259,6 @@ std::string to_text(const Loaded& loaded, const DevicePeaks& peaks,
   return text;
 }
 
-void check_output(const std::string& path) {
-  if (path.empty()) return;
-  namespace fs = std::filesystem;
-  const fs::path folder = fs::path(path).parent_path();
-  if (fs::is_directory(path)) usage_fail("--output {}: expected a file, found a folder", path);
-  if (!folder.empty() && !fs::is_directory(folder))
-    usage_fail("--output {}: expected a folder {}, found none", path, folder.string());
-}
-
 // Of the ranks together.
 DevicePeaks measure_peaks(const EngineFlags& flags, const Loaded& loaded) {
   const int32_t ranks = flags.tensor_parallel;
@@ -281,7 +272,7 @@ DevicePeaks measure_peaks(const EngineFlags& flags, const Loaded& loaded) {
 
 int bench(const BenchFlags& flags) {
   const std::vector<Workload> workloads = choose_workloads(flags);
-  check_output(flags.output);
+  check_named_files({{"--output", flags.output}}, {});
   const ModelConfig config = load_config(flags.engine.model);
   SamplingParams sampling = flags.sampling.params(config.vocab_size);
   const std::unique_ptr<Loaded> loaded = prepare(cover(flags, workloads, config));

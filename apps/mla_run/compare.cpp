@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "apps/mla_run/commands.h"
+#include "apps/mla_run/named_file.h"
 #include "apps/mla_run/options.h"
 #include "apps/mla_run/run_flow.h"
 #include "lib/batch/output.h"
@@ -27,6 +28,13 @@ Command add_compare(CLI::App& app) {
   add_threshold_options(app, flags->thresholds, "");
   return [flags] {
     check(flags->thresholds);
+    std::vector<std::string> others;
+    for (const std::string& run : {flags->a, flags->b}) {
+      others.push_back(run);
+      for (const char* name : {kOutputsName, kPartialName, kRunRecordName})
+        others.push_back(run + "/" + name);
+    }
+    check_named_files({{"--json", flags->json}, {"--html", flags->html}}, others);
     const CompareReport report = compare_runs(flags->a, flags->b);
     write_file_atomically(flags->json, to_json(report, flags->thresholds).dump(2) + "\n");
     if (!flags->html.empty())

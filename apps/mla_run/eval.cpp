@@ -11,6 +11,7 @@
 #include "apps/mla_run/commands.h"
 #include "apps/mla_run/interrupt.h"
 #include "apps/mla_run/loaded.h"
+#include "apps/mla_run/named_file.h"
 #include "apps/mla_run/options.h"
 #include "apps/mla_run/run_flow.h"
 #include "lib/base/error.h"
@@ -63,6 +64,7 @@ int write_requests(const EvalFlags& flags) {
     fmt::print("{}", lines);
     return kExitOk;
   }
+  check_named_files({{"--requests-only", flags.requests_only}}, {flags.run.prompts});
   if (fs::exists(flags.requests_only) && !flags.run.overwrite)
     usage_fail("--requests-only: {} exists; --overwrite replaces it", flags.requests_only);
   write_file_atomically(flags.requests_only, lines);

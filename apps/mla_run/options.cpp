@@ -187,6 +187,7 @@ void SamplingFlags::add_to(CLI::App& app) {
   app.add_option("--stop", stop, "A stop string; may be given several times")
       ->group(group)
       ->expected(1)
+      ->allow_extra_args(false)  // with them, [x] would be a list
       ->take_all();
   app.add_option("--stop-token-ids", stop_token_ids, "Stop token ids, with commas between them")
       ->group(group)

@@ -7,11 +7,14 @@
 #include <filesystem>
 
 #include "apps/mla_run/interrupt.h"
+#include "apps/mla_run/named_file.h"
 #include "lib/batch/output.h"
 #include "lib/eval/compare.h"
 #include "lib/report/report.h"
 
 namespace mla {
+
+namespace fs = std::filesystem;
 
 void add_flow_options(CLI::App& app, RunFlags& flags) {
   app.add_flag("--resume", flags.resume,
@@ -61,19 +64,48 @@ void add_threshold_options(CLI::App& app, Thresholds& thresholds, const std::str
 
 namespace {
 
-void check_trace(const RunFlags& flags) {
+std::string on_or_off(bool chunked) { return chunked ? "on" : "off"; }
+
+// Of both: the folder of a run, repeats counted from 0; the first has the place of a single one.
+std::string folder(const RunFlags& flags, int32_t repeat, bool chunked) {
+  const std::string of_repeat = repeat == 0 ? "" : fmt::format("/repeat-{}", repeat + 1);
+  return flags.output + of_repeat + "/" + on_or_off(chunked);
+}
+
+// Of every run.
+std::vector<std::string> folders(const RunFlags& flags) {
+  if (flags.to_stdout()) return {};
+  if (!flags.both()) return {flags.output};
+  std::vector<std::string> all;
+  for (int32_t repeat = 0; repeat < flags.repeat; ++repeat)
+    for (const bool chunked : {false, true}) all.push_back(folder(flags, repeat, chunked));
+  return all;
+}
+
+constexpr const char* kScoreNames[] = {"results.json", "samples.jsonl"};  // of eval
+
+std::string page_of(const RunFlags& flags) {
+  return flags.both() && flags.html.empty() ? flags.output + "/report.html" : flags.html;
+}
+
+void check_files(const RunFlags& flags) {
   const std::string& trace = flags.engine.trace;
-  std::error_code ignored;
-  if (trace.empty() || !std::filesystem::exists(trace, ignored)) return;
-  const std::string folder = flags.to_stdout() ? "" : flags.output + "/";
   std::vector<std::string> others = {flags.prompts};
-  for (const std::string mode : {"", "off/", "on/"})
-    for (const char* name : {kOutputsName, kPartialName, kRunRecordName, "compare.json"})
-      others.push_back(folder + mode + name);
-  for (const std::string& other : others)
-    if (std::filesystem::equivalent(trace, other, ignored))
-      usage_fail("--trace: expected a file of its own, found {}", trace);
-  if (std::filesystem::is_regular_file(trace, ignored) && !flags.overwrite && !flags.resume)
+  bool earlier = false;
+  std::error_code ignored;
+  for (const std::string& dir : folders(flags)) {
+    for (const char* name : {kOutputsName, kPartialName, kRunRecordName})
+      others.push_back(dir + "/" + name);
+    for (const char* name : kScoreNames) others.push_back(dir + "/" + name);
+    for (const char* name : {kOutputsName, kPartialName})
+      earlier |= fs::exists(dir + "/" + name, ignored);
+  }
+  if (!flags.to_stdout())
+    for (const char* name : {"compare.json", "requests.jsonl"})
+      others.push_back(flags.output + "/" + name);
+  check_named_files({{"--html", page_of(flags)}, {"--trace", trace}}, others,
+                    flags.to_stdout() ? "" : flags.output);
+  if (fs::is_regular_file(trace, ignored) && !flags.overwrite && !(flags.resume && earlier))
     usage_fail("--trace: {} exists; --overwrite replaces it", trace);
 }
 
@@ -88,6 +120,7 @@ void check_flags(const RunFlags& flags) {
   const std::pair<const char*, bool> of_both[] = {
       {"--html", !flags.html.empty()},
       {"--repeat", flags.repeat > 1},
+      {"--min-match", limits.min_match != Thresholds{}.min_match},
       {"--max-logprob-diff", limits.max_logprob_diff.has_value()},
       {"--max-accuracy-drop", limits.max_accuracy_drop.has_value()},
       {"--min-accuracy", limits.min_accuracy.has_value()}};
@@ -97,26 +130,40 @@ void check_flags(const RunFlags& flags) {
                  flags.engine.chunked);
   if (!flags.shard.empty() && !parse_shard(flags.shard))
     usage_fail("--shard: expected I/N with 0 <= I < N, found '{}'", flags.shard);
-  check_trace(flags);
+  check_files(flags);
   if (!flags.resume) return;
   if (flags.overwrite) usage_fail("expected one of --resume and --overwrite, found both");
   if (flags.to_stdout())
     usage_fail("--resume: expected --output DIR, found -: what was written cannot be read again");
   std::error_code ignored;
-  if (flags.prompts == "-" || (std::filesystem::exists(flags.prompts, ignored) &&
-                               !std::filesystem::is_regular_file(flags.prompts, ignored)))
+  if (flags.prompts == "-" ||
+      (fs::exists(flags.prompts, ignored) && !fs::is_regular_file(flags.prompts, ignored)))
     usage_fail("--resume: expected a file of prompts, found {}: it cannot be read again",
                flags.prompts == "-" ? "standard input" : flags.prompts);
 }
 
 namespace {
 
-std::string on_or_off(bool chunked) { return chunked ? "on" : "off"; }
-
-// Of both: the folder of a run, repeats counted from 0; the first has the place of a single one.
-std::string folder(const RunFlags& flags, int32_t repeat, bool chunked) {
-  const std::string of_repeat = repeat == 0 ? "" : fmt::format("/repeat-{}", repeat + 1);
-  return flags.output + of_repeat + "/" + on_or_off(chunked);
+// --overwrite: what an earlier run has made of its outputs does not stand beside those of this one.
+void remove_reports(const RunFlags& flags) {
+  std::error_code ignored;
+  for (const std::string& dir : folders(flags))
+    for (const char* name : kScoreNames) fs::remove(dir + "/" + name, ignored);
+  for (const char* name : {"compare.json", "report.html"})
+    fs::remove(flags.output + "/" + name, ignored);
+  if (!flags.both()) return;
+  for (int32_t repeat = flags.repeat;; ++repeat) {
+    const fs::path of_repeat = fs::path(folder(flags, repeat, false)).parent_path();
+    if (!fs::is_directory(of_repeat, ignored)) return;
+    for (const bool chunked : {false, true}) {
+      const std::string dir = folder(flags, repeat, chunked);
+      for (const char* name : {kOutputsName, kPartialName, kRunRecordName})
+        fs::remove(dir + "/" + name, ignored);
+      for (const char* name : kScoreNames) fs::remove(dir + "/" + name, ignored);
+      fs::remove(dir, ignored);  // where nothing else is in it
+    }
+    fs::remove(of_repeat, ignored);
+  }
 }
 
 }  // namespace
@@ -148,6 +195,7 @@ bool run_modes(const RunFlags& flags, Loaded& loaded, Input& input, std::deque<M
       mode.open();
       to_run |= !mode.complete();
     }
+    if (flags.overwrite && !flags.to_stdout()) remove_reports(flags);
     if (opened) opened();
     StepTrace trace(to_run ? flags.engine.trace : "");  // complete runs keep theirs
     if (to_run) load(flags.engine, flags.quiet, progress, loaded);
@@ -178,8 +226,7 @@ int compare_modes(const RunFlags& flags) {
   }
   write_file_atomically(flags.output + "/compare.json",
                         to_json(report, flags.thresholds).dump(2) + "\n");
-  const std::string page = flags.html.empty() ? flags.output + "/report.html" : flags.html;
-  write_file_atomically(page, report_html(report, flags.thresholds));
+  write_file_atomically(page_of(flags), report_html(report, flags.thresholds));
   fmt::print("{}", to_text(report, flags.thresholds));
   // No request in either run: every line was answered.
   const bool nothing = report.a.requests == 0 && report.b.requests == 0;

@@ -41,12 +41,10 @@ bool is_known(const CLI::App& app, const std::string& name) {
   });
 }
 
-// What is said for no command in particular is said for `run`; others take what they share with it,
-// but not where `run` writes.
-bool is_shared(const CLI::App& app, const CLI::App& command, const std::string& name) {
-  if (!has_option(command, name)) return false;
-  return command.get_name() == "run" ||
-         (name != "output" && has_option(*app.get_subcommand("run"), name));
+// What is said for no command in particular is said for all that have the option; but where `run`
+// writes is not where others do.
+bool is_shared(const CLI::App& command, const std::string& name) {
+  return has_option(command, name) && (command.get_name() == "run" || name != "output");
 }
 
 SettingMap environment(const CLI::App& app, const CLI::App& command) {
@@ -59,7 +57,7 @@ SettingMap environment(const CLI::App& app, const CLI::App& command) {
     const std::string variable = text.substr(0, equals);
     const std::string name = option_name(variable.substr(std::string(kPrefix).size()));
     if (!is_known(app, name)) say("warning: {} is set, and there is no --{}\n", variable, name);
-    if (is_shared(app, command, name))
+    if (is_shared(command, name))
       settings[name] = {.values = {text.substr(equals + 1)}, .source = variable};
   }
   return settings;
@@ -86,7 +84,7 @@ SettingMap config_file(const CLI::App& app, const CLI::App& command, const std::
       usage_fail("--config: {}: expected the name of an option, found '{}'", source, entry.key);
     if (entry.section == command.get_name()) {
       own[name] = {.values = entry.values, .source = source};
-    } else if (entry.section.empty() && is_shared(app, command, name)) {
+    } else if (entry.section.empty() && is_shared(command, name)) {
       settings[name] = {.values = entry.values, .source = source};
     }
   }
@@ -102,10 +100,15 @@ std::string as_argument(const std::string& name, const std::string& value) {
                                      : value);
 }
 
-void add(const SettingMap& map, const CLI::App& command, Settings& settings) {
+// `taken`: what stronger sources have said; an option may have several names.
+void add(const SettingMap& map, const CLI::App& command, std::set<const CLI::Option*>& taken,
+         Settings& settings) {
+  const std::set<const CLI::Option*> stronger = taken;
   for (const auto& [name, setting] : map) {
     const std::string option = "--" + name;
-    if (command.count(option) > 0 || settings.sources.count(option)) continue;
+    const CLI::Option* const known = command.get_option_no_throw(option);
+    if (known->count() > 0 || stronger.count(known)) continue;
+    taken.insert(known);
     settings.sources[option] = setting.source;
     for (const std::string& value : setting.values)
       settings.arguments.push_back(as_argument(name, value));
@@ -145,8 +148,9 @@ Settings read_settings(CLI::App& app, const CLI::App& command) {
     path = it->second.values.front();
   }
   from_environment.erase("config");
-  add(from_environment, command, settings);
-  if (!path.empty()) add(config_file(app, command, path), command, settings);
+  std::set<const CLI::Option*> taken;
+  add(from_environment, command, taken, settings);
+  if (!path.empty()) add(config_file(app, command, path), command, taken, settings);
   return settings;
 }
 

@@ -92,15 +92,6 @@ void replace_file(const std::string& path, const Write& write) {
   }
 }
 
-bool same_file(const std::string& a, const std::string& b) {
-  struct stat x {
-  }, y{};
-  if (::stat(a.c_str(), &x) == 0 && ::stat(b.c_str(), &y) == 0)
-    return x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-  std::error_code ignored;
-  return fs::weakly_canonical(a, ignored) == fs::weakly_canonical(b, ignored);
-}
-
 void check_folder(const OutputOptions& options) {
   const auto in_dir = [&](const char* name) { return options.dir + "/" + name; };
   if (!options.input_path.empty() && options.input_path != "-") {
@@ -247,8 +238,26 @@ void OutputWriter::discard() {
     system_fail(path_, "cannot be removed", errno);
 }
 
+bool same_file(const std::string& a, const std::string& b) {
+  struct stat x {
+  }, y{};
+  if (::stat(a.c_str(), &x) == 0 && ::stat(b.c_str(), &y) == 0)
+    return x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+  std::error_code ignored;
+  return fs::weakly_canonical(a, ignored) == fs::weakly_canonical(b, ignored);
+}
+
 void write_file_atomically(const std::string& path, std::string_view text) {
-  replace_file(path, [&](int out, const std::string& name) { write_all(out, text, name); });
+  struct stat info {};
+  if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {  // a device or a pipe stays one
+    const File out(path, O_WRONLY | O_CLOEXEC);
+    write_all(out.fd(), text, path);
+    return;
+  }
+  std::error_code ignored;
+  const bool is_link = fs::is_symlink(path, ignored);
+  replace_file(is_link ? fs::weakly_canonical(path, ignored).string() : path,
+               [&](int out, const std::string& name) { write_all(out, text, name); });
 }
 
 std::string dump_line(const OrderedJson& value) {

@@ -86,7 +86,11 @@ inline constexpr const char* kOutputsName = "outputs.jsonl";
 inline constexpr const char* kPartialName = "outputs.jsonl.partial";
 inline constexpr const char* kRunRecordName = "run.json";
 
+// Whether both names are of one file, which need not be there.
+bool same_file(const std::string& a, const std::string& b);
+
 // Writes PATH.tmp, syncs it and renames it to PATH, so that a reader sees the old or the new text.
+// Of a link, to what it names; into a device or a pipe it is written as it is.
 void write_file_atomically(const std::string& path, std::string_view text);
 
 // One line, UTF-8 as it is, no NaN: the form of every record and report that is written.

@@ -236,6 +236,8 @@ RunReader::RunReader(const std::string& path) : path_(path) {
       fail("{}: the run is not finished: found {} but no {}", path, kPartialName, kOutputsName);
     fail("{}: expected a finished run, found no {}", path, folder ? kOutputsName : "such file");
   }
+  if (!fs::is_regular_file(path_))
+    fail("{}: expected a file, which is read more than once, found a pipe or a device", path_);
   if (name == kPartialName) fail("{}: the run is not finished", path_);
   if (name == kOutputsName) run_ = read_run_record(dir);
   in_.open(path_, std::ios::binary);

@@ -153,7 +153,7 @@ TEST_CASE("What bench cannot run is told before weights are loaded and exits 2")
   CHECK(has(message("--workload decode:4x200x50 --kv-cache-memory-bytes 1M"), "17 KV pages"));
   CHECK(has(message("--temperature -1"), "temperature"));
   CHECK(has(message("-o " + (dir / "none/x.json")), "expected a folder"));
-  CHECK(has(message("-o " + dir.path()), "found a folder"));
+  CHECK(has(message("-o " + dir.path()), "found the folder"));
   CHECK(run_program(dir, "bench --no-such-option").exit_code == 2);
   CHECK(has(run_program(dir, "bench --help").out, "--workload"));
 }

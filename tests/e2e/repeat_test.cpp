@@ -70,13 +70,31 @@ TEST_CASE("Repeats alternate, are compared pair by pair and have the same bits")
   CHECK(has(resumed.out, "repeat-3/off against"));
 }
 
+TEST_CASE("What an earlier run with more repeats has left goes when it is overwritten") {
+  TempDir dir;
+  REQUIRE(run_program(dir, kBoth + (dir / "out") + " --repeat 3").exit_code == 0);
+  REQUIRE(fs::exists(dir / "out/repeat-3/on/outputs.jsonl"));
+  write_text(dir / "out/repeat-3/mine.txt", "not of a run");
+  write_text(dir / "out/off/results.json", "{}");
+  // The trace cannot be written, which ends the program before its comparison.
+  const ProcessResult failed =
+      run_program(dir, kBoth + (dir / "out") + " --repeat 2 --overwrite --trace /dev/full");
+  CHECK(failed.exit_code == 1);
+  CHECK_FALSE(fs::exists(dir / "out/compare.json"));
+  CHECK_FALSE(fs::exists(dir / "out/report.html"));
+  CHECK_FALSE(fs::exists(dir / "out/off/results.json"));
+  CHECK_FALSE(fs::exists(dir / "out/repeat-3/on"));
+  CHECK(fs::exists(dir / "out/repeat-3/mine.txt"));
+  CHECK(fs::exists(dir / "out/repeat-2/on/outputs.jsonl"));
+}
+
 TEST_CASE("Options of both are refused with one mode") {
   TempDir dir;
   const std::string one = "-m " + source_path("tests/data/tiny-random") +
                           " --device cpu --output " + (dir / "out") + " " +
                           source_path("tests/data/tiny-prompts.jsonl") + " ";
-  for (const std::string option :
-       {"--repeat 2", "--max-logprob-diff 1", "--max-accuracy-drop 0.1", "--min-accuracy 0.5"}) {
+  for (const std::string option : {"--repeat 2", "--min-match 0.5", "--max-logprob-diff 1",
+                                   "--max-accuracy-drop 0.1", "--min-accuracy 0.5"}) {
     const ProcessResult result = run_program(dir, one + option);
     CHECK(result.exit_code == 2);
     CHECK(has(result.err, option.substr(0, option.find(' ')) +

@@ -61,7 +61,7 @@ TEST_CASE("Lists, flags, text and the mode come from a config file as they are m
   TempDir dir;
   write_text(dir / "p.jsonl", "{\"prompt\": \"A baker has\"}\n");
   write_text(dir / "c.toml",
-             "stop = [\"a, b\", \"#\\n\"]\nstop_token_ids = [7, 8]\nignore-eos = true\n"
+             "stop = [\"a, b\", \"#\\n\", \"[END]\"]\nstop_token_ids = [7, 8]\nignore-eos = true\n"
              "chunked-prefill = true\nquiet = true\noutput = \"" +
                  (dir / "o") + "\"\n[bench]\noutput = \"nowhere/x\"\nrepeats = 2\n");
   const ProcessResult result =
@@ -70,7 +70,7 @@ TEST_CASE("Lists, flags, text and the mode come from a config file as they are m
   REQUIRE(result.exit_code == 0);
   CHECK(result.err.empty());
   const Json options = run_json(dir / "o").at("options");
-  CHECK(options.at("sampling").at("stop") == Json({"a, b", "#\n"}));
+  CHECK(options.at("sampling").at("stop") == Json({"a, b", "#\n", "[END]"}));
   CHECK(options.at("sampling").at("stop_token_ids") == Json({7, 8}));
   CHECK(options.at("sampling").at("ignore_eos") == true);
   CHECK(options.at("chunked_prefill") == "on");
@@ -83,6 +83,33 @@ TEST_CASE("Lists, flags, text and the mode come from a config file as they are m
                "bench " + kModel + "--input-len 8 --output-len 2 --num-prompts 1 --repeats 1");
   CHECK(bench.exit_code == 0);
   CHECK(!fs::exists(dir / "b"));
+}
+
+TEST_CASE("Square brackets of a stop string are its own") {
+  TempDir dir;
+  write_text(dir / "p.jsonl", "");
+  REQUIRE(run_program(dir, kModel + "-o " + (dir / "o") + " --stop '[a,b]' --stop=[] --stop x " +
+                               (dir / "p.jsonl"))
+              .exit_code == 0);
+  CHECK(run_json(dir / "o").at("options").at("sampling").at("stop") == Json({"[a,b]", "[]", "x"}));
+}
+
+TEST_CASE("Settings reach options that run has not, and an option by any of its names") {
+  TempDir dir;
+  write_text(dir / "p.jsonl", "{\"prompt\": [5, 6], \"max_tokens\": 1}\n");
+  // The task of eval, from the environment; bench's repeats, from the top of the file.
+  const ProcessResult task =
+      run_with(dir, "MLA_RUN_TASK=" + (dir / "none.jsonl"), "eval " + kModel + "-o " + (dir / "e"));
+  CHECK(has(task.err, "none.jsonl"));
+  write_text(dir / "c.toml", "repeats = 2\nworkload = \"decode:1x4x2\"\n");
+  const ProcessResult bench = run_program(dir, "bench " + kModel + "--config " + (dir / "c.toml"));
+  INFO(bench.err);
+  CHECK(has(bench.out, "decode:1x4x2"));
+  write_text(dir / "c.toml", "enable-prefix-caching = true\n");
+  const std::string run =
+      kModel + "--config " + (dir / "c.toml") + " -o " + (dir / "o") + " " + (dir / "p.jsonl");
+  REQUIRE(run_with(dir, "MLA_RUN_NO_ENABLE_PREFIX_CACHING=1", run).exit_code == 0);
+  CHECK(run_json(dir / "o").at("options").at("enable_prefix_caching") == false);
 }
 
 TEST_CASE("A mistake in the environment or the file is told with its place") {

@@ -104,8 +104,9 @@ TEST_CASE("A trace changes no bit and takes no file that is there") {
   CHECK(has(again.err, "t.json exists; --overwrite replaces it"));
   const ProcessResult nowhere =
       run_program(dir, on + "--trace " + (dir / "no/t.json") + " --output " + (dir / "d"));
-  CHECK(nowhere.exit_code == 1);
-  CHECK(has(nowhere.err, "no/t.json: cannot be opened: No such file or directory"));
+  CHECK(nowhere.exit_code == 2);
+  CHECK(has(nowhere.err, "--trace: expected a folder " + (dir / "no") + ", found none"));
+  CHECK_FALSE(std::filesystem::exists(dir / "d"));
   const ProcessResult full = run_program(dir, on + "--trace /dev/full --output " + (dir / "e"));
   CHECK(full.exit_code == 1);
   CHECK(has(full.err, "/dev/full: it could not be written to its end"));
@@ -126,6 +127,11 @@ TEST_CASE("A trace changes no bit and takes no file that is there") {
   CHECK(run_program(dir, on + "--resume --output " + (dir / "f") + " --trace " + (dir / "f/t.json"))
             .exit_code == 0);
   CHECK(read_file(dir / "f/t.json") == trace);
+  // --resume alone makes no trace of another run's.
+  write_text(dir / "keep.txt", "mine");
+  CHECK(run_program(dir, on + "--resume --output " + (dir / "g") + " --trace " + (dir / "keep.txt"))
+            .exit_code == 2);
+  CHECK(read_file(dir / "keep.txt") == "mine");
 }
 
 }  // namespace
