@@ -64,7 +64,8 @@ int write_requests(const EvalFlags& flags) {
     fmt::print("{}", lines);
     return kExitOk;
   }
-  check_named_files({{"--requests-only", flags.requests_only}}, {flags.run.prompts});
+  check_named_files({{"--requests-only", flags.requests_only}},
+                    {flags.data + "/train.jsonl", flags.data + "/test.jsonl"});
   if (fs::exists(flags.requests_only) && !flags.run.overwrite)
     usage_fail("--requests-only: {} exists; --overwrite replaces it", flags.requests_only);
   write_file_atomically(flags.requests_only, lines);

@@ -38,6 +38,8 @@ Command add_plan(CLI::App& app) {
     const size_t weights = weight_bytes(config, {.size = ranks}, *backend, stored);
     const uint64_t given =
         flags->device_memory.empty() ? 0 : parse_size(flags->device_memory, "--device-memory");
+    if (given == 0 && !flags->device_memory.empty())
+      usage_fail("--device-memory: expected at least a byte, found {}", flags->device_memory);
     const uint64_t memory = given > 0 ? given : device_memory(device, {.ranks = ranks}).total_bytes;
     bool fits = true;
     OrderedJson list = OrderedJson::array();
