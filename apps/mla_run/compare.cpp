@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 
 #include "apps/mla_run/commands.h"
@@ -14,6 +15,8 @@
 #include "lib/report/report.h"
 
 namespace mla {
+
+namespace fs = std::filesystem;
 
 Command add_compare(CLI::App& app) {
   struct Flags {
@@ -31,8 +34,9 @@ Command add_compare(CLI::App& app) {
     std::vector<std::string> others;
     for (const std::string& run : {flags->a, flags->b}) {
       others.push_back(run);
+      const fs::path folder = fs::is_directory(run) ? fs::path(run) : fs::path(run).parent_path();
       for (const char* name : {kOutputsName, kPartialName, kRunRecordName})
-        others.push_back(run + "/" + name);
+        others.push_back((folder / name).string());
     }
     check_named_files({{"--json", flags->json}, {"--html", flags->html}}, others);
     const CompareReport report = compare_runs(flags->a, flags->b);

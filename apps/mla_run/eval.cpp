@@ -46,6 +46,11 @@ void check_eval_flags(const EvalFlags& flags) {
     usage_fail("eval: expected --model DIR");
   if (flags.run.to_stdout())
     usage_fail("eval writes several files: expected --output DIR, found -");
+  for (const std::string& dir : run_folders(flags.run))
+    for (const char* name : kScoreNames)
+      if (flags.from_file() && same_file(flags.run.prompts, dir + "/" + name))
+        usage_fail("{}: the task is one of the files to be written; expected another --output",
+                   flags.run.prompts);
 }
 
 EvalTask make_gsm8k(const EvalFlags& flags) {
@@ -194,6 +199,9 @@ int eval_all(const EvalFlags& flags) {
   check_interrupt();
 
   run_modes(flags.run, *loaded, asked.input, modes, progress, [&] {
+    std::error_code ignored;
+    for (const std::string& dir : run_folders(flags.run))  // of an earlier run
+      for (const char* name : kScoreNames) fs::remove(dir + "/" + name, ignored);
     if (!flags.from_file()) write_file_atomically(flags.run.prompts, *asked.input.kept());
   });
   int64_t failed = 0;

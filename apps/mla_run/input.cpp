@@ -23,13 +23,12 @@ std::string name_of_input(const std::string& path) { return path == "-" ? "stand
 // Waits for a writer where it is a named pipe.
 int open_descriptor(const std::string& path) {
   for (;;) {
+    check_interrupt();
     const int fd = path == "-" ? fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1)
                                : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd >= 0) return fd;
-    const int error = errno;
-    check_interrupt();
-    if (error != EINTR)
-      fail("{}: the prompts cannot be opened: {}", name_of_input(path), std::strerror(error));
+    if (errno != EINTR)
+      fail("{}: the prompts cannot be opened: {}", name_of_input(path), std::strerror(errno));
   }
 }
 

@@ -10,25 +10,21 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_inside(const fs::path& path, const fs::path& folder) {
-  const fs::path rest = path.lexically_normal().lexically_relative(folder.lexically_normal());
-  return !rest.empty() && *rest.begin() != "..";
-}
-
-void check_place(const NamedFile& file, const std::string& made) {
+void check_place(const NamedFile& file, const std::vector<std::string>& made) {
   std::error_code ignored;
   if (fs::is_directory(file.path, ignored))
     usage_fail("{}: expected a file, found the folder {}", file.option, file.path);
   const fs::path folder = fs::path(file.path).parent_path();
   if (folder.empty() || fs::is_directory(folder, ignored)) return;
-  if (!made.empty() && is_inside(fs::absolute(folder), fs::absolute(made))) return;
+  for (const std::string& dir : made)
+    if (same_file(folder.string(), dir)) return;
   usage_fail("{}: expected a folder {}, found none", file.option, folder.string());
 }
 
 }  // namespace
 
 void check_named_files(const std::vector<NamedFile>& files, const std::vector<std::string>& others,
-                       const std::string& made) {
+                       const std::vector<std::string>& made) {
   std::vector<std::string> taken = others;
   for (const NamedFile& file : files) {
     if (file.path.empty()) continue;

@@ -11,10 +11,10 @@ struct NamedFile {
   std::string path;  // "": it was not given
 };
 
-// Before any work. `others` are what the command reads or writes besides, `made` is a folder that
+// Before any work. `others` are what the command reads or writes besides, `made` the folders that
 // it makes. Throws UsageError where a file is a folder, lies in a folder that is not there, or is
 // one of the others or of each other. Devices and pipes are nobody's.
 void check_named_files(const std::vector<NamedFile>& files, const std::vector<std::string>& others,
-                       const std::string& made = "");
+                       const std::vector<std::string>& made = {});
 
 }  // namespace mla

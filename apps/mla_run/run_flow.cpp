@@ -72,8 +72,9 @@ std::string folder(const RunFlags& flags, int32_t repeat, bool chunked) {
   return flags.output + of_repeat + "/" + on_or_off(chunked);
 }
 
-// Of every run.
-std::vector<std::string> folders(const RunFlags& flags) {
+}  // namespace
+
+std::vector<std::string> run_folders(const RunFlags& flags) {
   if (flags.to_stdout()) return {};
   if (!flags.both()) return {flags.output};
   std::vector<std::string> all;
@@ -82,7 +83,7 @@ std::vector<std::string> folders(const RunFlags& flags) {
   return all;
 }
 
-constexpr const char* kScoreNames[] = {"results.json", "samples.jsonl"};  // of eval
+namespace {
 
 std::string page_of(const RunFlags& flags) {
   return flags.both() && flags.html.empty() ? flags.output + "/report.html" : flags.html;
@@ -93,20 +94,31 @@ void check_files(const RunFlags& flags) {
   std::vector<std::string> others = {flags.prompts};
   bool earlier = false;
   std::error_code ignored;
-  for (const std::string& dir : folders(flags)) {
+  for (const std::string& dir : run_folders(flags)) {
     for (const char* name : {kOutputsName, kPartialName, kRunRecordName})
       others.push_back(dir + "/" + name);
     for (const char* name : kScoreNames) others.push_back(dir + "/" + name);
     for (const char* name : {kOutputsName, kPartialName})
       earlier |= fs::exists(dir + "/" + name, ignored);
   }
-  if (!flags.to_stdout())
+  std::vector<std::string> made = run_folders(flags);
+  if (!flags.to_stdout()) {
+    made.push_back(flags.output);
     for (const char* name : {"compare.json", "requests.jsonl"})
       others.push_back(flags.output + "/" + name);
-  check_named_files({{"--html", page_of(flags)}, {"--trace", trace}}, others,
-                    flags.to_stdout() ? "" : flags.output);
+  }
+  check_named_files({{"--html", page_of(flags)}, {"--trace", trace}}, others, made);
+  if (flags.both() && same_file(flags.prompts, flags.output + "/compare.json"))
+    usage_fail("{}: the input is one of the files to be written; expected another output folder",
+               flags.prompts);
   if (fs::is_regular_file(trace, ignored) && !flags.overwrite && !(flags.resume && earlier))
     usage_fail("--trace: {} exists; --overwrite replaces it", trace);
+}
+
+// Not standard input and no pipe; a file that is not there is told later.
+bool can_be_read_again(const std::string& prompts) {
+  std::error_code ignored;
+  return prompts != "-" && (!fs::exists(prompts, ignored) || fs::is_regular_file(prompts, ignored));
 }
 
 }  // namespace
@@ -144,14 +156,12 @@ void check_flags(const RunFlags& flags) {
 
 namespace {
 
-// --overwrite: what an earlier run has made of its outputs does not stand beside those of this one.
+// --overwrite of both: what earlier runs have made together does not stand beside those of this
+// one.
 void remove_reports(const RunFlags& flags) {
   std::error_code ignored;
-  for (const std::string& dir : folders(flags))
-    for (const char* name : kScoreNames) fs::remove(dir + "/" + name, ignored);
   for (const char* name : {"compare.json", "report.html"})
     fs::remove(flags.output + "/" + name, ignored);
-  if (!flags.both()) return;
   for (int32_t repeat = flags.repeat;; ++repeat) {
     const fs::path of_repeat = fs::path(folder(flags, repeat, false)).parent_path();
     if (!fs::is_directory(of_repeat, ignored)) return;
@@ -195,7 +205,7 @@ bool run_modes(const RunFlags& flags, Loaded& loaded, Input& input, std::deque<M
       mode.open();
       to_run |= !mode.complete();
     }
-    if (flags.overwrite && !flags.to_stdout()) remove_reports(flags);
+    if (flags.overwrite && flags.both()) remove_reports(flags);
     if (opened) opened();
     StepTrace trace(to_run ? flags.engine.trace : "");  // complete runs keep theirs
     if (to_run) load(flags.engine, flags.quiet, progress, loaded);
@@ -236,7 +246,8 @@ int compare_modes(const RunFlags& flags) {
 int run_guarded(const RunFlags& flags, const std::function<int()>& all) {
   check_flags(flags);
   catch_signals();
-  const std::string goes_on = flags.to_stdout() || flags.prompts == "-" ? "" : "; --resume goes on";
+  const std::string goes_on =
+      flags.to_stdout() || !can_be_read_again(flags.prompts) ? "" : "; --resume goes on";
   try {
     return all();
   } catch (const Stopped& e) {

@@ -14,6 +14,11 @@ void add_flow_options(CLI::App& app, RunFlags& flags);
 // What two runs may differ by; `prefix` goes in front of what is said of each option.
 void add_threshold_options(CLI::App& app, Thresholds& thresholds, const std::string& prefix);
 
+// The folder of every run, in no order that matters; none with standard output.
+std::vector<std::string> run_folders(const RunFlags& flags);
+
+inline constexpr const char* kScoreNames[] = {"results.json", "samples.jsonl"};  // eval's of a run
+
 // What can be said without opening anything. Throws UsageError.
 void check_flags(const RunFlags& flags);
 

@@ -63,7 +63,9 @@ SettingMap environment(const CLI::App& app, const CLI::App& command) {
   return settings;
 }
 
-SettingMap config_file(const CLI::App& app, const CLI::App& command, const std::string& path) {
+// Of the command's own section, and of no section.
+std::pair<SettingMap, SettingMap> config_file(const CLI::App& app, const CLI::App& command,
+                                              const std::string& path) {
   SettingMap settings, own;
   std::vector<ConfigEntry> entries;
   try {
@@ -88,8 +90,7 @@ SettingMap config_file(const CLI::App& app, const CLI::App& command, const std::
       settings[name] = {.values = entry.values, .source = source};
     }
   }
-  for (const auto& [name, setting] : own) settings[name] = setting;
-  return settings;
+  return {own, settings};
 }
 
 std::string as_argument(const std::string& name, const std::string& value) {
@@ -107,7 +108,12 @@ void add(const SettingMap& map, const CLI::App& command, std::set<const CLI::Opt
   for (const auto& [name, setting] : map) {
     const std::string option = "--" + name;
     const CLI::Option* const known = command.get_option_no_throw(option);
-    if (known->count() > 0 || stronger.count(known)) continue;
+    const auto is_given = [&](const CLI::Option* other) {
+      return other->count() > 0 || stronger.count(other);
+    };
+    const auto& excluded =
+        known->get_excludes();  // what was said by a stronger source rules it out
+    if (is_given(known) || std::any_of(excluded.begin(), excluded.end(), is_given)) continue;
     taken.insert(known);
     settings.sources[option] = setting.source;
     for (const std::string& value : setting.values)
@@ -150,7 +156,10 @@ Settings read_settings(CLI::App& app, const CLI::App& command) {
   from_environment.erase("config");
   std::set<const CLI::Option*> taken;
   add(from_environment, command, taken, settings);
-  if (!path.empty()) add(config_file(app, command, path), command, taken, settings);
+  if (path.empty()) return settings;
+  const auto [own, shared] = config_file(app, command, path);
+  add(own, command, taken, settings);
+  add(shared, command, taken, settings);
   return settings;
 }
 

@@ -243,20 +243,48 @@ bool same_file(const std::string& a, const std::string& b) {
   }, y{};
   if (::stat(a.c_str(), &x) == 0 && ::stat(b.c_str(), &y) == 0)
     return x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-  std::error_code ignored;
-  return fs::weakly_canonical(a, ignored) == fs::weakly_canonical(b, ignored);
+  std::error_code error;
+  const auto whole = [&](const std::string& name) {
+    return error ? fs::path{} : fs::weakly_canonical(fs::absolute(name, error), error);
+  };
+  const fs::path one = whole(a), other = whole(b);
+  return !error && one == other;
 }
+
+namespace {
+
+// Of a link, what it names in the end, which need not be there.
+std::string behind_links(const std::string& path) {
+  fs::path at = path;
+  std::error_code ignored;
+  for (int i = 0; i < 40 && fs::is_symlink(at, ignored); ++i)
+    at = at.parent_path() / fs::read_symlink(at, ignored);
+  return at.string();
+}
+
+// The file of standard output or error where that is what `info` is of, else -1.
+int standard_stream(const struct stat& info) {
+  for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) {
+    struct stat of {};
+    if (::fstat(fd, &of) == 0 && of.st_dev == info.st_dev && of.st_ino == info.st_ino) return fd;
+  }
+  return -1;
+}
+
+}  // namespace
 
 void write_file_atomically(const std::string& path, std::string_view text) {
   struct stat info {};
-  if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {  // a device or a pipe stays one
-    const File out(path, O_WRONLY | O_CLOEXEC);
-    write_all(out.fd(), text, path);
-    return;
+  const bool is_there = ::stat(path.c_str(), &info) == 0;
+  if (const int fd = is_there ? standard_stream(info) : -1; fd >= 0) {
+    std::fflush(nullptr);
+    return write_all(fd, text, path);
   }
-  std::error_code ignored;
-  const bool is_link = fs::is_symlink(path, ignored);
-  replace_file(is_link ? fs::weakly_canonical(path, ignored).string() : path,
+  if (is_there && !S_ISREG(info.st_mode)) {  // a device or a pipe stays one
+    const File out(path, O_WRONLY | O_CLOEXEC);
+    return write_all(out.fd(), text, path);
+  }
+  replace_file(behind_links(path),
                [&](int out, const std::string& name) { write_all(out, text, name); });
 }
 

@@ -90,7 +90,7 @@ inline constexpr const char* kRunRecordName = "run.json";
 bool same_file(const std::string& a, const std::string& b);
 
 // Writes PATH.tmp, syncs it and renames it to PATH, so that a reader sees the old or the new text.
-// Of a link, to what it names; into a device or a pipe it is written as it is.
+// Of a link, to what it names; into a device, a pipe or a standard stream it is written as it is.
 void write_file_atomically(const std::string& path, std::string_view text);
 
 // One line, UTF-8 as it is, no NaN: the form of every record and report that is written.

@@ -159,7 +159,7 @@ TEST_CASE("What engines have finished when a batch is stopped is kept") {
   std::istringstream in([] {
     std::string lines;
     for (int i = 0; i < 8; ++i)
-      lines += R"({"prompt": [5, 6], "max_tokens": 2})"
+      lines += R"({"prompt": [5, 6], "max_tokens": 1})"
                "\n";
     return lines;
   }());
@@ -172,7 +172,7 @@ TEST_CASE("What engines have finished when a batch is stopped is kept") {
                 {.stop =
                      [&] {
                        if (reader.records() < 8) return false;
-                       std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+                       std::this_thread::sleep_for(std::chrono::milliseconds(2000));
                        return true;
                      }},
                 [&](int64_t, const OrderedJson&) { ++kept; });

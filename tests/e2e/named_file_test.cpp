@@ -45,12 +45,46 @@ TEST_CASE("A page or a trace takes no file of the run's and is refused before th
   CHECK(f.run("--html " + (f.dir / "x") + " --trace " + (f.dir / "x") + " -o " + (f.dir / "o"))
             .exit_code == 2);
   CHECK(f.run("--trace " + (f.dir / "o/report.html") + " -o " + (f.dir / "o")).exit_code == 2);
+  CHECK(f.run("--html " + (f.dir / "o/pages/x.html") + " -o " + (f.dir / "o")).exit_code == 2);
+  CHECK_FALSE(fs::exists(f.dir / "o"));
+  // Another spelling of a name in a folder that is not there yet.
+  const auto in_dir = [&](const std::string& options) {
+    const int status = std::system(("cd " + f.dir.path() + " && " + MLA_BINARY_DIR + "/mla-run " +
+                                    kBoth + options + " p.jsonl >/dev/null 2>&1")
+                                       .c_str());
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  };
+  CHECK(in_dir("-o o --html ./o/on/outputs.jsonl") == 2);
+  CHECK(in_dir("-o o --trace " + (f.dir / "o/report.html")) == 2);
+  CHECK(in_dir("-o o --html x --trace ./x") == 2);
+  CHECK_FALSE(fs::exists(f.dir / "o"));
   // In the folder that the run makes, and where it stands by default.
   CHECK(f.run("--html " + (f.dir / "o/page.html") + " -o " + (f.dir / "o")).exit_code == 0);
   CHECK(has(read_file(f.dir / "o/page.html"), "<!doctype html>"));
   CHECK(
       f.run("--overwrite --html " + (f.dir / "o/report.html") + " -o " + (f.dir / "o")).exit_code ==
       0);
+}
+
+TEST_CASE("Prompts stay, whatever their name is") {
+  const Fixture f;
+  const std::string one = "-m " + source_path("examples/word-problems") + " --device cpu --quiet ";
+  const std::string prompts =
+      R"({"prompt": "Question: 1 + 1\nAnswer:", "max_tokens": 1, "answer": "2"})"
+      "\n";
+  fs::create_directory(f.dir / "d");
+  write_text(f.dir / "d/samples.jsonl", prompts);
+  write_text(f.dir / "d/compare.json", prompts);
+  const std::string here = "-o " + (f.dir / "d") + " ";
+  const std::string samples = f.dir / "d/samples.jsonl";
+  const ProcessResult eval = run_program(f.dir, "eval " + one + here + "--task " + samples);
+  CHECK(eval.exit_code == 2);
+  CHECK(has(eval.err, "the task is one of the files to be written"));
+  CHECK(f.run(here, "d/compare.json").exit_code == 2);
+  for (int i = 0; i < 2; ++i)
+    CHECK(run_program(f.dir, one + "--overwrite " + here + samples).exit_code == 0);
+  CHECK(read_file(samples) == prompts);
+  CHECK(read_file(f.dir / "d/compare.json") == prompts);
 }
 
 TEST_CASE("Reports of compare take no file of the runs, and devices, pipes and links stay") {
@@ -65,11 +99,14 @@ TEST_CASE("Reports of compare take no file of the runs, and devices, pipes and l
   CHECK(compare("--html " + (f.dir / "o/off/run.json") + " --json " + (f.dir / "c")).exit_code ==
         2);
   CHECK(compare("--html " + (f.dir / "c") + " --json " + (f.dir / "c")).exit_code == 2);
+  CHECK(run_program(f.dir, "compare " + (f.dir / "o/off/outputs.jsonl") + " " +
+                               (f.dir / "o/on/outputs.jsonl") + " --json " +
+                               (f.dir / "o/on/run.json"))
+            .exit_code == 2);
   CHECK_FALSE(fs::exists(f.dir / "c"));
   CHECK(read_file(f.dir / "o/on/outputs.jsonl") == records);
 
-  fs::create_symlink("target", f.dir / "link");
-  write_text(f.dir / "target", "old");
+  fs::create_symlink("target", f.dir / "link");  // which is not there yet
   REQUIRE(mkfifo((f.dir / "fifo").c_str(), 0600) == 0);
   REQUIRE(std::system(("cat " + (f.dir / "fifo") + " >" + (f.dir / "read") + " &").c_str()) == 0);
   CHECK(compare("--json " + (f.dir / "link") + " --html " + (f.dir / "fifo")).exit_code == 0);

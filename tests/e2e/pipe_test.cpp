@@ -1,5 +1,6 @@
 // Prompts that come through a pipe, slowly: they are answered as they come.
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 
 #include <filesystem>
@@ -120,7 +121,11 @@ TEST_CASE("A signal ends the wait for a pipe that is needed twice") {
   Child child(pipe.dir, kModel + "--chunked-prefill both -o " + (pipe.dir / "o") + " -",
               pipe.dir / "fifo");
   pipe.write(line(0) + "\n");
-  usleep(200000);
+  // It reads behind where it begins to heed signals.
+  REQUIRE(wait_until([&] {
+    int unread = 1;
+    return ioctl(pipe.fd, FIONREAD, &unread) == 0 && unread == 0;
+  }));
   REQUIRE(child.running());
   child.send(SIGTERM);
   CHECK(child.wait() == 130);

@@ -4,6 +4,7 @@
 //   throw:N  device N fails in its 40th step
 //   hang:N   device N does not come back from it
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <thread>
@@ -58,6 +59,7 @@ class Failing : public test::ForwardingBackend {
     ForwardingBackend::sample(p);
     if (++steps_ < 40) return;
     if (!hangs_) fail("device {} was told to fail", number_);
+    std::fprintf(stderr, "device %d hangs\n", number_);
     for (;;) std::this_thread::sleep_for(std::chrono::seconds(1));
   }
 
