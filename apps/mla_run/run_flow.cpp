@@ -147,9 +147,7 @@ void check_flags(const RunFlags& flags) {
   if (flags.overwrite) usage_fail("expected one of --resume and --overwrite, found both");
   if (flags.to_stdout())
     usage_fail("--resume: expected --output DIR, found -: what was written cannot be read again");
-  std::error_code ignored;
-  if (flags.prompts == "-" ||
-      (fs::exists(flags.prompts, ignored) && !fs::is_regular_file(flags.prompts, ignored)))
+  if (!can_be_read_again(flags.prompts))
     usage_fail("--resume: expected a file of prompts, found {}: it cannot be read again",
                flags.prompts == "-" ? "standard input" : flags.prompts);
 }

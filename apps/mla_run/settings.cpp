@@ -111,8 +111,7 @@ void add(const SettingMap& map, const CLI::App& command, std::set<const CLI::Opt
     const auto is_given = [&](const CLI::Option* other) {
       return other->count() > 0 || stronger.count(other);
     };
-    const auto& excluded =
-        known->get_excludes();  // what was said by a stronger source rules it out
+    const auto& excluded = known->get_excludes();  // by what a stronger source says
     if (is_given(known) || std::any_of(excluded.begin(), excluded.end(), is_given)) continue;
     taken.insert(known);
     settings.sources[option] = setting.source;
