@@ -41,10 +41,10 @@ struct BatchOutcome {
 using BatchSink = std::function<void(int64_t index, const OrderedJson&)>;
 
 // Reads ahead only as far as keeps the engines busy, and waits for a record only where they are
-// not. Records go to `sink` in order of completion,
-// with the record's index, on the calling thread. One engine runs on the calling thread. Several
-// (data parallelism) run on a thread each; a request goes to the one with the least work before it,
-// as estimated_work() has it. What an engine throws ends them all and is thrown here.
+// not. Records go to `sink` in order of completion, with the record's index, on the calling thread;
+// however the batch ends, all that are finished by then. One engine runs on the calling thread.
+// Several (data parallelism) run on a thread each; a request goes to the one with the least work
+// before it, as estimated_work() has it. What an engine throws ends them all and is thrown here.
 BatchOutcome run_batch(RequestReader& reader, std::span<Engine* const> engines,
                        const BatchOptions& options, const BatchSink& sink);
 

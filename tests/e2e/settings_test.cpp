@@ -101,15 +101,27 @@ TEST_CASE("Settings reach options that run has not, and an option by any of its 
   const ProcessResult task =
       run_with(dir, "MLA_RUN_TASK=" + (dir / "none.jsonl"), "eval " + kModel + "-o " + (dir / "e"));
   CHECK(has(task.err, "none.jsonl"));
-  write_text(dir / "c.toml", "repeats = 2\nworkload = \"decode:1x4x2\"\n");
+  write_text(dir / "c.toml", "repeats = 1\nworkload = \"decode:1x4x2\"\n");
   const ProcessResult bench = run_program(dir, "bench " + kModel + "--config " + (dir / "c.toml"));
   INFO(bench.err);
   CHECK(has(bench.out, "decode:1x4x2"));
+  std::string rates = bench.out.substr(bench.out.find("of each repeat:") + 16);
+  rates.resize(rates.find('\n'));
+  CHECK_FALSE(has(rates, " "));  // of one repeat
   write_text(dir / "c.toml", "enable-prefix-caching = true\n");
   const std::string run =
       kModel + "--config " + (dir / "c.toml") + " -o " + (dir / "o") + " " + (dir / "p.jsonl");
   REQUIRE(run_with(dir, "MLA_RUN_NO_ENABLE_PREFIX_CACHING=1", run).exit_code == 0);
   CHECK(run_json(dir / "o").at("options").at("enable_prefix_caching") == false);
+  // A section wins over the top of the file, and what is given rules out what excludes it.
+  write_text(dir / "c.toml",
+             "no-enable-prefix-caching = true\n[run]\nenable-prefix-caching = true\n");
+  REQUIRE(run_program(dir, run + " --overwrite").exit_code == 0);
+  CHECK(run_json(dir / "o").at("options").at("enable_prefix_caching") == true);
+  const ProcessResult file = run_with(dir, "MLA_RUN_DATA=/nowhere",
+                                      "eval --task none.jsonl " + kModel + "-o " + (dir / "e"));
+  CHECK(has(file.err, "none.jsonl"));
+  CHECK_FALSE(has(file.err, "excludes"));
 }
 
 TEST_CASE("A mistake in the environment or the file is told with its place") {
