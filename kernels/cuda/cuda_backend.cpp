@@ -119,6 +119,7 @@ CudaBackend::CudaBackend(const CudaOptions& options) : options_(options) {
   for (cudaEvent_t& ticket : tickets_)
     MLA_CUDA_CHECK(cudaEventCreateWithFlags(&ticket, cudaEventDisableTiming));
   staging_ = std::make_unique<Staging>(launch_.stream, kStagingBytes);
+  launch_.taken = static_cast<int32_t*>(allocate(sizeof(int32_t), "count of jobs"));
 }
 
 CudaBackend::~CudaBackend() {

@@ -34,7 +34,7 @@ void uniform(const Gemm& g, Launch to) {
 void grouped(const Gemm& g, Launch to) {
   const int64_t rows =
       g.rows.T * int64_t{g.rows.slots_per_token - g.rows.num_shared} / g.rows.routed;
-  if (rows >= 64) return gemm_tile(g, to);
+  if (rows >= 24) return gemm_tile(g, to);
   gemm_stream(g, rows >= 18 ? 64 : std::min(32, token_tile(g.rows.T)), to);
 }
 

@@ -184,8 +184,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 template <int Tokens, Epilogue E>
 void launch(const Gemm& g, Launch to) {
   using S = Shape<Tokens>;
-  static std::atomic<uint64_t> told{0};
-  allow_shared_memory(gemm_stream_kernel<Tokens, E>, S::kShared, to.device, told);
+  static std::atomic<uint64_t> allowed{0};
+  allow_shared_memory(gemm_stream_kernel<Tokens, E>, S::kShared, to.device, allowed);
   launch_kernel("gemm_stream", gemm_stream_kernel<Tokens, E>, 2 * to.sms, kThreads, S::kShared,
                 to.stream, gemm_args(g), gemm_maps(g, Tokens, kTileW));
 }

@@ -1,8 +1,9 @@
 // Products of many rows: tiles of 128 rows of A by 256 rows of W.
 //
-// A persistent block of one producer warp and two consumer warpgroups. The producer fills a ring of
-// stages of 64 columns by TMA; each warpgroup multiplies 64 rows of A by the 256 of W (wgmma
-// m64n256k16). Outputs are exchanged within quads of lanes, so that a lane stores 16 bytes and a
+// A persistent block of one producer thread and two consumer warpgroups. The producer fills a ring
+// of stages of 64 columns by TMA; each warpgroup multiplies 64 rows of A by the 256 of W (wgmma
+// m64n256k16). Where half of a tile's rows or columns lie past the end of the matrix, that half is
+// not multiplied. Outputs are exchanged within quads of lanes, so that a lane stores 16 bytes and a
 // quad 64 that are neighbours; nothing waits for these stores.
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/gemm_jobs.cuh"
@@ -20,8 +21,13 @@ constexpr int kThreads = 384;
 
 using Jobs = JobList<kTileA, kTileW>;
 
+// Jobs on their way from the producer to the consumers.
+constexpr int kTold = 2;
+
 struct Barriers {
   uint64_t full[kStages], empty[kStages];
+  uint64_t told[kTold], heard[kTold];
+  Job jobs[kTold];  // without rows: there are no more
 };
 
 constexpr int kSharedBytes =
@@ -103,14 +109,145 @@ __device__ void write_tile(const GemmArgs& g, const Job& job, const float (&d)[1
   }
 }
 
+// The ring: what the producer fills and the consumers read.
+struct Stages {
+  char* a;  // [kStages][kTileA, 64], swizzled
+  char* w;  // [kStages][kTileW, 64]
+  Barriers& barriers;
+};
+
+// The blocks' share of the list. Tiles differ in size, so a block takes its next job when it is
+// free: jobs that run at one time stay neighbours in the list, which share rows of A and of W in
+// the L2 cache. A block's first job has the block's number; `taken` counts the others.
+struct Queue {
+  int32_t* taken;  // zero between kernels
+  int count;       // of jobs
+  int asked = 0;
+
+  // A block asks once for each job it has, so that `count` asks are all. The answer is there when
+  // it is used.
+  __device__ void ask() { asked = atomicAdd(taken, 1); }
+  __device__ int answer() const {
+    if (asked == count - 1) *taken = 0;  // nobody asks any more
+    return static_cast<int>(gridDim.x) + asked;
+  }
+};
+
+// By one thread: steps [begin, end) of a tile. Rows past the 64th are not read where none of them
+// counts.
+__device__ void load_tile(const GemmMaps& maps, const Job& j, const Stages& s, int begin, int end,
+                          Ring& ring) {
+  const CUtensorMap& a = j.shared_map ? maps.a_shared : maps.a;
+  const bool both = j.rows > kTileA / 2;
+  for (int step = begin; step < end; ++step) {
+    uint64_t* full = &s.barriers.full[ring.stage];
+    char* to = s.a + ring.stage * kBytesA;
+    const int column = j.a_column + step * 64;
+    barrier_wait(&s.barriers.empty[ring.stage], ring.parity ^ 1);
+    barrier_expect(full, (both ? kBytesA : kBytesA / 2) + kBytesW);
+    tma_load(to, a, full, column, j.a_row, 0);
+    if (both) tma_load(to + kBytesA / 2, a, full, column, j.a_row_64, 0);
+    tma_load(s.w + ring.stage * kBytesW, maps.w, full, step * 64, j.w_row, j.matrix);
+    ring.next(kStages);
+  }
+}
+
+// By a warpgroup: its 64 rows of A by the first `Columns` rows of W of the tile.
+template <int Columns>
+__device__ void multiply_tile(const Stages& s, int steps, Ring& ring, float (&d)[Columns / 2]) {
+  const int consumer = threadIdx.x / 128 - 1;
+  const bool leader = threadIdx.x % 128 == 0;
+  int previous = 0;
+  for (int step = 0; step < steps; ++step) {
+    barrier_wait(&s.barriers.full[ring.stage], ring.parity);
+    const uint64_t a = k_major(s.a + ring.stage * kBytesA + consumer * (kBytesA / 2));
+    const uint64_t w = k_major(s.w + ring.stage * kBytesW);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) wgmma<Columns>(d, a + k * kStepK, w + k * kStepK, (step | k) != 0);
+    wgmma_commit();
+    // One product stays in flight; the stage of the one before it is free.
+    wgmma_wait<1>();
+    if (leader && step > 0) barrier_arrive(&s.barriers.empty[previous]);
+    previous = ring.stage;
+    ring.next(kStages);
+  }
+  wgmma_wait<0>();
+  pin(d);
+  if (leader) barrier_arrive(&s.barriers.empty[previous]);
+}
+
+// By a warpgroup none of whose rows counts: keeps step, as a wait cannot tell a phase from the next
+// but one.
+__device__ void skip_tile(const Stages& s, int steps, Ring& ring) {
+  const bool leader = threadIdx.x % 128 == 0;
+  for (int step = 0; step < steps; ++step) {
+    barrier_wait(&s.barriers.full[ring.stage], ring.parity);
+    if (leader) barrier_arrive(&s.barriers.empty[ring.stage]);
+    ring.next(kStages);
+  }
+}
+
+// By one thread: finds the jobs, tells the consumers and loads them. The next job is looked up
+// while the ring is full.
+__device__ void produce(const GemmMaps& maps, const Jobs& jobs, const Stages& s, int steps,
+                        int32_t* taken) {
+  Queue queue{taken, jobs.count()};
+  Ring ring, told;
+  const auto tell = [&](int number) {
+    barrier_wait(&s.barriers.heard[told.stage], told.parity ^ 1);
+    s.barriers.jobs[told.stage] = number < queue.count ? jobs[number] : Job{};
+    barrier_arrive(&s.barriers.told[told.stage]);
+  };
+  const int begin = min(steps, kStages);
+  tell(blockIdx.x);
+  while (true) {
+    const Job job = s.barriers.jobs[told.stage];
+    told.next(kTold);
+    if (job.rows == 0) return;
+    queue.ask();
+    load_tile(maps, job, s, 0, begin, ring);
+    tell(queue.answer());
+    load_tile(maps, job, s, begin, steps, ring);
+  }
+}
+
+// By two warpgroups.
+template <Epilogue E>
+__device__ void consume(const GemmArgs& g, const Stages& s, int steps) {
+  const int warp = threadIdx.x / 32 - 4;
+  Ring ring, told;
+  float d[128];
+  while (true) {
+    barrier_wait(&s.barriers.told[told.stage], told.parity);
+    const Job job = s.barriers.jobs[told.stage];
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(&s.barriers.heard[told.stage]);
+    told.next(kTold);
+    if (job.rows == 0) return;
+    if (warp / 4 * 64 >= job.rows) {
+      skip_tile(s, steps, ring);
+      continue;
+    }
+    const OutputRows out(g, job, warp * 16, E == Epilogue::f32 ? 4 : 2);
+    if (g.n - job.w_row > kTileW / 2) {
+      multiply_tile<kTileW>(s, steps, ring, d);
+    } else {
+      multiply_tile<kTileW / 2>(s, steps, ring, reinterpret_cast<float(&)[64]>(d));
+    }
+    write_tile<E>(g, job, d, out);
+  }
+}
+
 template <Epilogue E>
 __global__ void __launch_bounds__(kThreads, 1)
-    gemm_tile_kernel(const __grid_constant__ GemmArgs g, const __grid_constant__ GemmMaps maps) {
+    gemm_tile_kernel(const __grid_constant__ GemmArgs g, const __grid_constant__ GemmMaps maps,
+                     int32_t* taken) {
   begin_kernel();
   extern __shared__ __align__(1024) char shared[];
-  char* stages_a = shared;
   char* stages_w = shared + kStages * kBytesA;
   Barriers& barriers = *reinterpret_cast<Barriers*>(stages_w + kStages * kBytesW);
+  const Stages stages{shared, stages_w, barriers};
   Jobs::Storage& storage = *reinterpret_cast<Jobs::Storage*>(&barriers + 1);
 
   if (threadIdx.x == 0) {
@@ -118,68 +255,30 @@ __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(&barriers.full[i], 1);
       barrier_init(&barriers.empty[i], 2);
     }
+    for (int i = 0; i < kTold; ++i) {
+      barrier_init(&barriers.told[i], 1);
+      barrier_init(&barriers.heard[i], 8);  // warps
+    }
     barrier_init_done();
   }
   const Jobs jobs(g, storage);
   __syncthreads();
-  const int count = jobs.count(), steps = (g.k + 63) / 64;
-  Ring ring;
-
+  const int steps = (g.k + 63) / 64;
   if (threadIdx.x < 128) {
     registers_down<40>();
-    if (threadIdx.x != 0) return;
-    for (int job = blockIdx.x; job < count; job += gridDim.x) {
-      const Job j = jobs[job];
-      const CUtensorMap& a = j.shared_map ? maps.a_shared : maps.a;
-      for (int step = 0; step < steps; ++step) {
-        uint64_t* full = &barriers.full[ring.stage];
-        char* to = stages_a + ring.stage * kBytesA;
-        barrier_wait(&barriers.empty[ring.stage], ring.parity ^ 1);
-        barrier_expect(full, kBytesA + kBytesW);
-        tma_load(to, a, full, j.a_column + step * 64, j.a_row, 0);
-        tma_load(to + kBytesA / 2, a, full, j.a_column + step * 64, j.a_row_64, 0);
-        tma_load(stages_w + ring.stage * kBytesW, maps.w, full, step * 64, j.w_row, j.matrix);
-        ring.next(kStages);
-      }
-    }
-    return;
-  }
-
-  registers_up<232>();
-  const int consumer = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4;
-  const bool leader = threadIdx.x % 128 == 0;
-  float d[128];
-  for (int job = blockIdx.x; job < count; job += gridDim.x) {
-    const Job j = jobs[job];
-    const OutputRows out(g, j, warp * 16, E == Epilogue::f32 ? 4 : 2);
-    int previous = 0;
-    for (int step = 0; step < steps; ++step) {
-      barrier_wait(&barriers.full[ring.stage], ring.parity);
-      const uint64_t a = k_major(stages_a + ring.stage * kBytesA + consumer * (kBytesA / 2));
-      const uint64_t w = k_major(stages_w + ring.stage * kBytesW);
-      wgmma_fence();
-#pragma unroll
-      for (int k = 0; k < 4; ++k) wgmma<256>(d, a + k * kStepK, w + k * kStepK, (step | k) != 0);
-      wgmma_commit();
-      // One product stays in flight; the stage of the one before it is free.
-      wgmma_wait<1>();
-      if (leader && step > 0) barrier_arrive(&barriers.empty[previous]);
-      previous = ring.stage;
-      ring.next(kStages);
-    }
-    wgmma_wait<0>();
-    pin(d);
-    if (leader) barrier_arrive(&barriers.empty[previous]);
-    write_tile<E>(g, j, d, out);
+    if (threadIdx.x == 0) produce(maps, jobs, stages, steps, taken);
+  } else {
+    registers_up<232>();
+    consume<E>(g, stages, steps);
   }
 }
 
 template <Epilogue E>
-void launch(const Gemm& g, Launch launch) {
-  static std::atomic<uint64_t> told{0};
-  allow_shared_memory(gemm_tile_kernel<E>, kSharedBytes, launch.device, told);
-  launch_kernel("gemm_tile", gemm_tile_kernel<E>, launch.sms, kThreads, kSharedBytes, launch.stream,
-                gemm_args(g), gemm_maps(g, kTileA / 2, kTileW));
+void launch(const Gemm& g, Launch to) {
+  static std::atomic<uint64_t> allowed{0};
+  allow_shared_memory(gemm_tile_kernel<E>, kSharedBytes, to.device, allowed);
+  launch_kernel("gemm_tile", gemm_tile_kernel<E>, to.sms, kThreads, kSharedBytes, to.stream,
+                gemm_args(g), gemm_maps(g, kTileA / 2, kTileW), to.taken);
 }
 
 }  // namespace

@@ -27,7 +27,8 @@ inline constexpr int kMaxSamples = 65536;  // sampled rows
 struct Launch {
   cudaStream_t stream;
   int sms;
-  int device = 0;  // the current one of the thread
+  int device = 0;            // the current one of the thread
+  int32_t* taken = nullptr;  // device memory of the stream's own, zero: see gemm_tile.cu
 };
 
 // pointwise.cu

@@ -508,6 +508,8 @@ int main_of(int argc, char** argv) {
   MLA_CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
   g_launch.sms = properties.multiProcessorCount;
   MLA_CUDA_CHECK(cudaStreamCreate(&g_launch.stream));
+  Buffers counter;
+  g_launch.taken = counter.take<int32_t>(1);
   fmt::print("{}, {} multiprocessors\n", info.name, g_launch.sms);
   limits();
   for (const int64_t T : {1, 8, 64, 256, 1024, 8192, 16384}) {
@@ -523,7 +525,8 @@ int main_of(int argc, char** argv) {
     if (T <= 1024) dense("lm_head", kVocab, H, cuda::Epilogue::f32, T);
   }
   dense("square", 8192, 8192, cuda::Epilogue::bf16, 8192);
-  for (const int64_t T : {1, 8, 64, 128, 256, 512, 1024, 2048, 8192, 16384}) experts(T);
+  for (const int64_t T : {1, 8, 64, 128, 256, 384, 512, 768, 1024, 2048, 4096, 8192, 16384})
+    experts(T);
   for (const auto& [B, context] : std::vector<std::pair<int32_t, int32_t>>{{1, 1024},
                                                                            {1, 8192},
                                                                            {8, 1024},

@@ -32,6 +32,8 @@ class Gpu {
     MLA_CUDA_CHECK(cudaSetDevice(0));
     MLA_CUDA_CHECK(cudaDeviceGetAttribute(&launch_.sms, cudaDevAttrMultiProcessorCount, 0));
     MLA_CUDA_CHECK(cudaStreamCreate(&launch_.stream));
+    launch_.taken = static_cast<int32_t*>(take(sizeof(int32_t)));
+    MLA_CUDA_CHECK(cudaMemsetAsync(launch_.taken, 0, sizeof(int32_t), launch_.stream));
   }
   ~Gpu() {
     for (void* block : blocks_) cudaFree(block);
