@@ -175,11 +175,16 @@ class Planner {
     return {static_cast<int32_t>(std::min(limit(), tokens)), pages};
   }
 
+  // More the GPU cannot hold.
+  int64_t most_pages() const {
+    return std::max<int64_t>(1, static_cast<int64_t>(usable_ / page_bytes_));
+  }
+
   // What the rest of the GPU leaves for pages.
   int64_t pages_left(int32_t max_model_len) const {
     StepLimits all;
     for (const EngineOptions& options : options_)
-      raise(all, choose_limits(options, max_model_len, kMaxPages));
+      raise(all, choose_limits(options, max_model_len, most_pages()));
     const uint64_t rest = bytes(all, false);
     return rest >= usable_ ? 0 : static_cast<int64_t>((usable_ - rest) / page_bytes_);
   }
@@ -213,7 +218,7 @@ class Planner {
   [[noreturn]] void fail_to_fit(const char* what, int32_t len) const {
     StepLimits all;
     for (const EngineOptions& options : options_)
-      raise(all, choose_limits(options, len, kMaxPages));
+      raise(all, choose_limits(options, len, most_pages()));
     usage_fail(
         "{} {} does not fit the GPU: of its {} bytes {} may be used (--gpu-memory-utilization {}); "
         "weights take {}, the buffers of a step and CUDA {}, and the KV cache needs at least {}; "
