@@ -91,12 +91,20 @@ ModelWeights load_weights(const ModelConfig& config, Rank rank, Backend& backend
   for (const MatrixPlan& matrix : plan.matrices) {
     *matrix.target = create(matrix, local, backend, stored_dtype(matrix, source));
     std::vector<std::vector<std::byte>> rooms;  // until finish_matrix
-    for (const WeightPiece& piece : matrix.pieces) {
-      HostTensor part = part_of(source(piece.name), piece);
-      if (part.cols < matrix.cols) part = widened(part, matrix.cols, rooms.emplace_back());
-      backend.set_rows(*matrix.target, piece.expert, piece.row_begin, part);
-      bytes += bytes_of(piece, part.dtype);
-      if (progress) progress(bytes);
+    try {
+      for (const WeightPiece& piece : matrix.pieces) {
+        HostTensor part = part_of(source(piece.name), piece);
+        if (part.cols < matrix.cols) part = widened(part, matrix.cols, rooms.emplace_back());
+        backend.set_rows(*matrix.target, piece.expert, piece.row_begin, part);
+        bytes += bytes_of(piece, part.dtype);
+        if (progress) progress(bytes);
+      }
+    } catch (...) {  // what is on its way still reads the rooms
+      try {
+        backend.finish_matrix(*matrix.target);
+      } catch (...) {  // the first failure is the one to tell
+      }
+      throw;
     }
     backend.finish_matrix(*matrix.target);
   }
