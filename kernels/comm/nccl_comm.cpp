@@ -147,7 +147,8 @@ class NcclComm final : public Comm {
     }
     peers_ = &group_->peers;
     const ReduceTimes times = measure_reduce(
-        launch_, [this](void* data, int64_t count) { reduce(data, count, measured_scratch_); },
+        launch_, [this] { least(0); },
+        [this](void* data, int64_t count) { reduce(data, count, measured_scratch_); },
         [this](int64_t turn, const AddNormParams& p) {
           cuda::reduce_add_norm(peers_->buffers(rank(), turn), p, launch_);
         },

@@ -44,8 +44,8 @@ struct ReduceTimes {
 };
 
 // Both all-reduces with add and norm, at several sizes, replayed from graphs. Every rank calls it
-// at once; `scratch` is set for `reduce` while it runs.
-ReduceTimes measure_reduce(const cuda::Launch& launch,
+// at once; `meet` returns when all have called it; `scratch` is set for `reduce` while it runs.
+ReduceTimes measure_reduce(const cuda::Launch& launch, const std::function<void()>& meet,
                            const std::function<void(void* data, int64_t count)>& reduce,
                            const std::function<void(int64_t turn, const AddNormParams&)>& fused,
                            const std::function<void*(int64_t turn)>& partial, int32_t ranks,
