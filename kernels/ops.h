@@ -279,10 +279,10 @@ struct ModelShape {
   int64_t H = 0, vocab = 0, dense_width = 0, I = 0;  // dense_width: of the dense feed-forward
   int32_t N = 0, P = 0, R = 0, V = 0, L = 0, q_rank = 0;
   int32_t E = 0, S = 0, K = 0;
-  int64_t max_rows = 0;      // B
-  int64_t max_mlp_rows = 0;  // rows of one call of experts()
-  int64_t max_splits = 0;    // decode splits of a step
-  int64_t max_samples = 0;   // rows of one call of sample()
+  int64_t max_decode_rows = 0;  // D
+  int64_t max_mlp_rows = 0;     // rows of one call of experts()
+  int64_t max_splits = 0;       // decode splits of a step
+  int64_t max_samples = 0;      // rows of one call of sample()
 };
 
 // What a device does at best, as measured on it; 0: not known.

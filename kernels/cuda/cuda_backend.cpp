@@ -211,9 +211,9 @@ const Scratch& CudaBackend::scratch(const ModelShape& n) {
   const bool fits = n.H * n.K * n.max_mlp_rows <= have.H * have.K * have.max_mlp_rows &&
                     n.K * n.max_mlp_rows <= have.K * have.max_mlp_rows &&
                     n.max_mlp_rows <= have.max_mlp_rows && n.E <= have.E && n.N <= have.N &&
-                    n.max_splits <= have.max_splits && n.max_rows <= have.max_rows &&
+                    n.max_splits <= have.max_splits && n.max_decode_rows <= have.max_decode_rows &&
                     n.max_samples <= have.max_samples && n.vocab <= have.vocab;
-  if (fits && scratch_shape_.max_rows > 0) return scratch_;
+  if (fits && scratch_shape_.max_decode_rows > 0) return scratch_;
   if (scratch_given_) fail("an op needs more scratch than the model's shape has");
   ModelShape grown = n;
   grown.H = std::max(n.H, have.H);
@@ -223,7 +223,7 @@ const Scratch& CudaBackend::scratch(const ModelShape& n) {
   grown.vocab = std::max(n.vocab, have.vocab);
   grown.max_mlp_rows = std::max(n.max_mlp_rows, have.max_mlp_rows);
   grown.max_splits = std::max(n.max_splits, have.max_splits);
-  grown.max_rows = std::max({n.max_rows, have.max_rows, int64_t{1}});
+  grown.max_decode_rows = std::max({n.max_decode_rows, have.max_decode_rows, int64_t{1}});
   grown.max_samples = std::max(n.max_samples, have.max_samples);
   size_t bytes;
   Scratch::carve(nullptr, grown, bytes);
@@ -346,7 +346,7 @@ void CudaBackend::mla_decode(const MlaDecodeParams& p) {
   if (p.D == 0) return;
   ModelShape needed;
   needed.N = p.N;
-  needed.max_rows = p.D;
+  needed.max_decode_rows = p.D;
   needed.max_splits = scratch_shape_.max_splits;
   if (!scratch_given_) {
     int32_t splits;

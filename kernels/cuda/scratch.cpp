@@ -11,7 +11,6 @@ Scratch Scratch::carve(void* base, const ModelShape& s, size_t& bytes) {
   };
   const auto ints = [&](int64_t count) { return static_cast<int32_t*>(take(count, 4)); };
   Scratch r{};
-  r.max_rows = s.max_rows;
   r.max_mlp_rows = s.max_mlp_rows;
   r.max_splits = s.max_splits;
   r.max_samples = s.max_samples;
@@ -21,7 +20,7 @@ Scratch Scratch::carve(void* base, const ModelShape& s, size_t& bytes) {
   r.grouping.slots = ints(slots);
   r.grouping.counts = ints((s.max_mlp_rows + kGroupBlock - 1) / kGroupBlock * s.E);
   r.partial = static_cast<float*>(take(s.max_splits * s.N * (kL + 2), 4));
-  r.arrivals = ints(s.max_rows * ((s.N + 15) / 16));
+  r.arrivals = ints(s.max_decode_rows);
   r.sample = take(static_cast<int64_t>(sample_scratch_bytes(s.max_samples, s.vocab)), 1);
   return r;
 }

@@ -11,6 +11,10 @@ int64_t split_capacity(const StepLimits& limits) {
   return int64_t{limits.max_decode_splits} + limits.max_seqs;
 }
 
+int64_t decode_capacity(const StepLimits& limits) {
+  return std::min<int64_t>(limits.max_rows, split_capacity(limits));
+}
+
 PlanBuffers PlanBuffers::carve(Arena& arena, const ModelConfig& c, const StepLimits& limits) {
   PlanBuffers b{};
   const int64_t B = limits.max_rows, S = limits.max_seqs;
@@ -23,6 +27,7 @@ PlanBuffers PlanBuffers::carve(Arena& arena, const ModelConfig& c, const StepLim
   const int64_t key_tiles = int64_t{limits.num_pages} * kPageTokens / kKeyTile + S;
   const int64_t passes = 2 + limits.max_model_len / std::max(limits.workspace_rows, 1);
   b.max_tiles = key_tiles + passes * (B / kQueryTile + S);
+  b.max_decode = decode_capacity(limits);
   b.max_splits = split_capacity(limits);
   b.max_edits = std::max<int64_t>(c.vocab_size, S * kEditsPerRow);
   b.token_ids = arena.take<int32_t>(B);
@@ -32,7 +37,7 @@ PlanBuffers PlanBuffers::carve(Arena& arena, const ModelConfig& c, const StepLim
   b.prefill = arena.take<PrefillSpan>(S);
   b.key_spans = arena.take<KeySpan>(b.max_key_spans);
   b.tiles = arena.take<WorkTile>(b.max_tiles);
-  b.decode = arena.take<DecodeRow>(B);
+  b.decode = arena.take<DecodeRow>(b.max_decode);
   b.decode_splits = arena.take<DecodeSplit>(b.max_splits);
   b.decode_groups = arena.take<DecodeSplit>(b.max_splits);
   b.num_splits = arena.take<int32_t>(2);
@@ -67,8 +72,9 @@ ActivationBuffers ActivationBuffers::carve(Arena& arena, const ModelConfig& c,
   b.q = arena.take(c.q_lora_rank ? B * c.q_dim() : 0, e);
   b.attention = arena.take(B * N * c.v_head_dim, e);
   b.delta = arena.take<float>(limits.ranks > 1 ? 0 : B * H);
-  b.q_lat = arena.take(B * N * c.kv_lora_rank, e);
-  b.o_lat = arena.take(B * N * c.kv_lora_rank, e);
+  const int64_t D = decode_capacity(limits);
+  b.q_lat = arena.take(D * N * c.kv_lora_rank, e);
+  b.o_lat = arena.take(D * N * c.kv_lora_rank, e);
 
   const int64_t slice = std::min<int64_t>(B, kMlpSlice);
   const bool dense = c.first_k_dense_replace > 0, moe = c.first_k_dense_replace < c.num_layers;
@@ -121,7 +127,7 @@ ModelShape model_shape(const ModelConfig& c, const StepLimits& limits) {
     shape.S = c.num_shared_experts;
     shape.K = c.num_experts_per_tok;
   }
-  shape.max_rows = limits.max_rows;
+  shape.max_decode_rows = decode_capacity(limits);
   shape.max_mlp_rows = std::min<int64_t>(limits.max_rows, kMlpSlice);
   shape.max_splits = split_capacity(limits);
   shape.max_samples = limits.max_seqs;

@@ -24,6 +24,8 @@ struct StepLimits {
 
 // Decode splits of a step, those of padding rows included.
 int64_t split_capacity(const StepLimits& limits);
+// D, decode rows of a step: each has a split.
+int64_t decode_capacity(const StepLimits& limits);
 
 inline constexpr int32_t kMaxTop = 20;        // logprobs of a token, at most
 inline constexpr int32_t kEditsPerRow = 256;  // logit edits on the device at once, a sequence
@@ -39,14 +41,14 @@ struct PlanBuffers {
   PrefillSpan* prefill;        // [max_seqs]
   KeySpan* key_spans;          // [max_key_spans]
   WorkTile* tiles;             // [max_tiles]
-  DecodeRow* decode;           // [B]
+  DecodeRow* decode;           // [D]
   DecodeSplit* decode_splits;  // [max_splits]
   DecodeSplit* decode_groups;  // [max_splits]
   int32_t* num_splits;         // [2] splits, groups
   int32_t* sample_rows;        // [max_seqs]
   SampleSpec* specs;           // [max_seqs]
   LogitEdit* edits;            // [max_edits], at least one row's
-  int64_t page_table_size, max_key_spans, max_tiles, max_splits, max_edits;
+  int64_t page_table_size, max_key_spans, max_tiles, max_decode, max_splits, max_edits;
 
   static PlanBuffers carve(Arena& arena, const ModelConfig& config, const StepLimits& limits);
 };
@@ -71,8 +73,8 @@ struct ActivationBuffers {
   void* q;          // [B, q_dim]; with q_lora only, else q lives in qkv_a
   void* attention;  // [B, N·V]
   float* delta;     // [B, H] fp32 output of o_proj or the dense down_proj; of a single rank
-  void* q_lat;      // [B, N, L]
-  void* o_lat;      // [B, N, L]
+  void* q_lat;      // [D, N, L]
+  void* o_lat;      // [D, N, L]
   // One slice of the feed-forward, s = min(B, kMlpSlice) rows:
   void* inner;            // [s, intermediate] or [s·(K+S), I]
   void* expert_out;       // [s, K+S, H]

@@ -77,7 +77,7 @@ void Model::upload(const StepPlan& plan) {
   checked(plan_.prefill, plan.prefill, limits_.max_seqs, "prompts");
   checked(plan_.key_spans, plan.key_spans, plan_.max_key_spans, "key spans");
   checked(plan_.tiles, plan.tiles, plan_.max_tiles, "tiles");
-  checked(plan_.decode, plan.decode, limits_.max_rows, "decode rows");
+  checked(plan_.decode, plan.decode, plan_.max_decode, "decode rows");
   checked(plan_.decode_splits, plan.decode_splits, plan_.max_splits, "decode splits");
   checked(plan_.decode_groups, plan.decode_groups, plan_.max_splits, "decode groups");
   const int32_t num_splits[2] = {static_cast<int32_t>(plan.decode_splits.size()),
