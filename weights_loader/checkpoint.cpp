@@ -135,14 +135,14 @@ Checkpoint Checkpoint::open(const std::string& dir) {
   Checkpoint checkpoint;
   checkpoint.dir_ = dir;
   CheckpointIndex index;
-  const bool indexed = fs::exists(index_path);
+  const bool indexed = has_entry(index_path);
   std::vector<std::string> files;
   if (indexed) {
     index = read_index(index_path);
     std::set<std::string> names;
     for (const auto& [tensor, file] : index.shard_of) names.insert(file);
     files.assign(names.begin(), names.end());
-  } else if (fs::exists(single_path)) {
+  } else if (has_entry(single_path)) {
     files = {kSingleName};
   } else {
     fail("{}: expected {} or {}, found neither", dir, kIndexName, kSingleName);
@@ -267,6 +267,12 @@ std::string Checkpoint::fingerprint() const {
     hash.add(fs::path(file->path()).lexically_relative(dir_).string());
     hash.add(file->file_bytes());
     hash.add(file->header());
+  }
+  constexpr uint64_t kSample = 4096;
+  for (const auto& [name, entry] : entries_) {
+    const uint64_t size = entry.info.end - entry.info.begin, sample = std::min(size, kSample);
+    const auto* data = reinterpret_cast<const char*>(shards_[entry.shard]->data(entry.info));
+    hash.add(std::string_view(data + (size - sample) / 2, sample));
   }
   return fmt::format("{:016x}", hash.value);
 }

@@ -76,7 +76,9 @@ class Checkpoint {
   const std::vector<std::string>& warnings() const;
   const std::vector<std::string>& shard_paths() const;
   size_t num_tensors() const;
-  // A fingerprint that changes when a file's name, size or header changes: 16 hex digits.
+  // A fingerprint that changes when a file's name, size or header changes, or the 4 KiB in the
+  // middle of a tensor's data (which tells fine-tuned weights apart and reads 22 MB of V2-Lite's):
+  // 16 hex digits.
   std::string fingerprint() const;
 
  private:

@@ -203,6 +203,7 @@ OrderedJson to_json(const BenchFlags& flags, const Loaded& loaded, const DeviceP
   return {{"version", MLA_VERSION},
           {"model", flags.engine.model},
           {"fingerprint", loaded.fingerprint},
+          {"files", loaded.files},
           {"backend", loaded.backend->name()},
           {"device", loaded.memory.name},
           {"dtype", std::string(name_of(loaded.dtype))},

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <cstdio>
-#include <filesystem>
 
 #include "apps/mla_run/options.h"
+#include "lib/batch/hash.h"
 #include "lib/model/tensor_table.h"
 
 namespace mla {
@@ -33,12 +33,25 @@ TensorSource tensor_source(const Checkpoint& checkpoint) {
 
 TextFiles load_text_files(const std::string& model_dir) {
   TextFiles files;
-  if (!std::filesystem::exists(std::filesystem::path(model_dir) / "tokenizer.json")) return files;
+  if (!has_entry(model_dir + "/tokenizer.json")) return files;
   files.tokenizer.emplace(Tokenizer::load(model_dir));
   files.chat_template.emplace(ChatTemplate::load(model_dir, files.tokenizer->chat_template(),
                                                  files.tokenizer->bos_text(),
                                                  files.tokenizer->eos_text()));
   return files;
+}
+
+OrderedJson hash_text_files(const std::string& model_dir) {
+  OrderedJson hashes = OrderedJson::object();
+  for (const char* name : {"config.json", "generation_config.json", "tokenizer.json",
+                           "tokenizer_config.json", "chat_template.jinja"}) {
+    const std::string path = model_dir + "/" + name;
+    if (!has_entry(path)) continue;
+    Sha256 hash;
+    hash.update(read_file(path));
+    hashes[name] = hash.hex().substr(0, 16);
+  }
+  return hashes;
 }
 
 void print_warnings(const std::vector<std::string>& warnings) {

@@ -1,4 +1,4 @@
-// Opening a model directory: what run, plan and inspect share.
+// Opening a model directory: what run, eval, bench, plan and inspect share.
 #pragma once
 
 #include <memory>
@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kernels/ops.h"
+#include "lib/base/json.h"
 #include "lib/model/config.h"
 #include "lib/model/weights.h"
 #include "lib/text/chat_template.h"
@@ -28,6 +29,11 @@ struct TextFiles {
   std::optional<ChatTemplate> chat_template;
 };
 TextFiles load_text_files(const std::string& model_dir);
+
+// Name to the first 16 hex digits of the SHA-256 of each file beside the weights that answers
+// depend on: config.json, generation_config.json, tokenizer.json, tokenizer_config.json,
+// chat_template.jinja; those that are there.
+OrderedJson hash_text_files(const std::string& model_dir);
 
 // "warning: …" lines on stderr.
 void print_warnings(const std::vector<std::string>& warnings);

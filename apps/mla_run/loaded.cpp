@@ -45,6 +45,7 @@ std::unique_ptr<Loaded> prepare(const EngineFlags& flags) {
   const int32_t ranks = flags.tensor_parallel;
   check_tensor_parallel(loaded->config, ranks);
   loaded->memory = device_memory(loaded->device, {.ranks = ranks, .replicas = flags.data_parallel});
+  loaded->files = hash_text_files(flags.model);
   loaded->warnings = loaded->config.warnings;
   loaded->stored = DType::bf16;
   if (flags.dummy()) {

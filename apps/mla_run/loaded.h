@@ -20,7 +20,8 @@ struct Loaded {
   DType stored;  // of the weights: what a float32 run keeps
   DeviceKind device;
   DeviceMemory memory;
-  std::string fingerprint;
+  std::string fingerprint;  // of the weights
+  OrderedJson files;        // hash_text_files
   TextFiles text;
   std::vector<MemoryPlan> plans;  // one a mode
   // Until the weights are loaded; null with dummy ones. Before the backend, whose threads read it.

@@ -66,7 +66,8 @@ RunRecord first_record(const RunFlags& flags, const Loaded& loaded, const Memory
                   {"backend", loaded.backend->name()},
                   {"device", loaded.memory.name}};
   record.options = options_json(flags, loaded, plan);
-  record.model = {{"path", flags.engine.model}, {"fingerprint", loaded.fingerprint}};
+  record.model = {
+      {"path", flags.engine.model}, {"fingerprint", loaded.fingerprint}, {"files", loaded.files}};
   record.input_path = flags.prompts;
   if (scan) {
     record.input_sha256 = scan->sha256;

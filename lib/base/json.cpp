@@ -61,32 +61,55 @@ std::string as_string(const Json& value, const char* key, std::string_view what)
 
 }  // namespace
 
-Json parse_json(std::string_view text, std::string_view what) {
+namespace {
+
+template <class J>
+J parse(std::string_view text, std::string_view what) {
+  // To the parser a NUL is the end of the text.
+  if (const size_t at = text.find('\0'); at != std::string_view::npos)
+    fail("{}: not valid JSON: a NUL byte at offset {}", what, at);
   std::vector<std::set<std::string>> keys;  // of the objects that are open
-  const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
+  const auto watch = [&](int depth, typename J::parse_event_t event, J& parsed) {
     if (depth > kMaxDepth) fail("{}: JSON nested deeper than {}", what, kMaxDepth);
-    if (event == Json::parse_event_t::object_start) {
+    if (event == J::parse_event_t::object_start) {
       keys.emplace_back();
-    } else if (event == Json::parse_event_t::object_end) {
+    } else if (event == J::parse_event_t::object_end) {
       keys.pop_back();
-    } else if (event == Json::parse_event_t::key) {
-      const auto& key = parsed.get_ref<const std::string&>();
+    } else if (event == J::parse_event_t::key) {
+      const auto& key = parsed.template get_ref<const std::string&>();
       if (!keys.back().insert(key).second) fail("{}: duplicate key '{}'", what, key);
     }
     return true;
   };
   try {
-    return Json::parse(text.begin(), text.end(), watch);
-  } catch (const Json::exception& e) {
+    return J::parse(text.begin(), text.end(), watch);
+  } catch (const typename J::exception& e) {
     // nlohmann's messages begin with "[json.exception.parse_error.101] ".
     const char* message = std::strstr(e.what(), "] ");
     fail("{}: not valid JSON: {}", what, message ? message + 2 : e.what());
   }
 }
 
+}  // namespace
+
+Json parse_json(std::string_view text, std::string_view what) { return parse<Json>(text, what); }
+OrderedJson parse_ordered_json(std::string_view text, std::string_view what) {
+  return parse<OrderedJson>(text, what);
+}
+
+bool has_entry(const std::string& path) {
+  struct stat info {};
+  return ::lstat(path.c_str(), &info) == 0;
+}
+
 std::string read_file(const std::string& path, size_t max_bytes) {
   struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) fail("{}: {}", path, std::strerror(errno));
+  if (::stat(path.c_str(), &info) != 0) {
+    const int error = errno;
+    fail("{}: {}", path,
+         error == ENOENT && has_entry(path) ? "a link to a file that is not there"
+                                            : std::strerror(error));
+  }
   if (!S_ISREG(info.st_mode)) fail("{}: expected a regular file", path);
   std::ifstream in(path, std::ios::binary | std::ios::ate);
   if (!in) fail("{}: cannot be opened: {}", path, std::strerror(errno));

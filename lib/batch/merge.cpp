@@ -8,6 +8,7 @@
 #include "lib/base/error.h"
 #include "lib/batch/output.h"
 #include "lib/batch/resume.h"
+#include "lib/batch/run_record.h"
 
 namespace mla {
 namespace {
@@ -24,7 +25,7 @@ ShardRun read_shard(const std::string& dir) {
   const std::string path = dir + "/" + kRunRecordName;
   if (!fs::exists(path))
     fail("{}: expected the folder of a shard, found no {}", dir, kRunRecordName);
-  ShardRun result{.dir = dir, .shard = {}, .run = parse_json(read_file(path), path)};
+  ShardRun result{.dir = dir, .shard = {}, .run = read_run_record(path)};
   const std::string state = get_string(result.run, "state", path);
   if (state != "finished" || !fs::exists(dir + "/" + kOutputsName))
     fail("{}: expected a finished shard, found one that is {}; run it again with --resume", dir,
@@ -70,7 +71,8 @@ std::vector<ShardRun> read_shards(const std::vector<std::string>& dirs) {
 }
 
 int64_t count_of(const ShardRun& run, const char* name) {
-  return run.run.value(Json::json_pointer(fmt::format("/counts/{}", name)), int64_t{0});
+  const Json value = run.run.value(Json::json_pointer(fmt::format("/counts/{}", name)), Json());
+  return value.is_null() ? 0 : value.get<int64_t>();
 }
 
 double summary_number(const ShardRun& run, const char* name) {
@@ -103,26 +105,36 @@ OrderedJson merged_summary(const std::vector<ShardRun>& shards) {
 RunRecord merged_record(const std::vector<ShardRun>& shards) {
   // Read again in the order it was written in.
   const std::string path = shards.front().dir + "/" + kRunRecordName;
-  const OrderedJson first = OrderedJson::parse(read_file(path));
+  const OrderedJson first = parse_ordered_json(read_file(path), path);
+  const auto field = [&](const char* name) {
+    const auto it = first.find(name);
+    return it == first.end() ? OrderedJson() : *it;
+  };
   RunRecord record;
   record.state = "finished";
-  record.version = first.value("version", "");
-  record.build = first.value("build", OrderedJson());
-  record.options = first.value("options", OrderedJson());
+  record.version = find_string(shards.front().run, "version", path).value_or("");
+  record.build = field("build");
+  record.options = field("options");
   record.options["shard"] = nullptr;
-  record.model = first.value("model", OrderedJson());
-  record.memory_plan = first.value("memory_plan", OrderedJson());
-  const OrderedJson input = first.value("input", OrderedJson::object());
-  record.input_path = input.value("path", "");
-  record.input_sha256 = input.value("sha256", "");
-  record.input_bytes = input.value("bytes", int64_t{0});
-  record.input_records = input.value("records", int64_t{0});
+  record.model = field("model");
+  record.memory_plan = field("memory_plan");
+  const Json input = shards.front().run.value("input", Json::object());
+  record.input_path = find_string(input, "path", path).value_or("");
+  record.input_sha256 = find_string(input, "sha256", path).value_or("");
+  record.input_bytes = find_int(input, "bytes", path).value_or(0);
+  record.input_records = find_int(input, "records", path).value_or(0);
   record.shards = OrderedJson::array();
   RunCounts& c = record.counts;
-  const std::pair<const char*, int64_t*> counts[] = {
-      {"requests", &c.requests}, {"kept", &c.kept},     {"ok", &c.ok},
-      {"failed", &c.failed},     {"chunks", &c.chunks}, {"prompts_split", &c.prompts_split},
-      {"passes", &c.passes},     {"steps", &c.steps},   {"preemptions", &c.preemptions}};
+  const std::pair<const char*, int64_t*> counts[] = {{"requests", &c.requests},
+                                                     {"kept", &c.kept},
+                                                     {"ok", &c.ok},
+                                                     {"failed", &c.failed},
+                                                     {"chunks", &c.chunks},
+                                                     {"prompts_split", &c.prompts_split},
+                                                     {"passes", &c.passes},
+                                                     {"steps", &c.steps},
+                                                     {"preemptions", &c.preemptions},
+                                                     {"cached_tokens", &c.cached_tokens}};
   for (const ShardRun& run : shards) {
     for (const auto& [name, sum] : counts) *sum += count_of(run, name);
     record.shards.push_back({{"shard", run.shard.name()},
@@ -174,7 +186,8 @@ MergeOutcome merge_shards(const MergeOptions& options) {
   const std::vector<ShardRun> shards = read_shards(options.dirs);
   const RunRecord record = merged_record(shards);
   for (const ShardRun& run : shards) {
-    const int64_t records = run.run.value(Json::json_pointer("/input/records"), int64_t{-1});
+    const Json found = run.run.value(Json::json_pointer("/input/records"), Json());
+    const int64_t records = found.is_null() ? -1 : found.get<int64_t>();
     if (records != record.input_records)
       fail("{}: expected an input of {} records as in {}, found {}", run.dir, record.input_records,
            shards.front().dir, records);

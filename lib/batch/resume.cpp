@@ -75,14 +75,22 @@ class LineCounter {
   int64_t records_ = 0;
 };
 
-std::map<std::string, Json> flat_options(const Json& run) {
-  std::map<std::string, Json> options;
+using Fields = std::map<std::string, Json>;
+
+Fields flat_options(const Json& run) {
+  Fields options;
   const auto it = run.find("options");
   if (it == run.end() || !it->is_object()) return options;
   const Json flat = it->flatten();
   for (const auto& [name, value] : flat.items())
     if (!kFreeOptions.count(name)) options[name] = value;
   return options;
+}
+
+// Hashes of the files beside the weights.
+Fields files_of(const Json& run) {
+  const Json files = run.value(Json::json_pointer("/model/files"), Json());
+  return files.is_object() ? files.get<Fields>() : Fields();
 }
 
 std::string option_name(std::string pointer) {
@@ -208,18 +216,19 @@ std::string difference(const Json& expected, const Json& found, bool shard) {
     const Json::json_pointer at(pointer);
     differ(name, expected.value(at, Json()), found.value(at, Json()));
   }
-  const std::map<std::string, Json> a = flat_options(expected), b = flat_options(found);
-  std::set<std::string> names;
-  for (const auto& [name, value] : a) names.insert(name);
-  for (const auto& [name, value] : b) names.insert(name);
-  for (const std::string& name : names) {
-    if (name == "/shard" && !shard) continue;
-    const auto value = [&](const std::map<std::string, Json>& options) {
-      const auto it = options.find(name);
-      return it == options.end() ? Json() : it->second;
-    };
-    differ("option " + option_name(name), value(a), value(b));
-  }
+  const auto each = [&](const Fields& a, const Fields& b, const auto& title) {
+    std::set<std::string> names;
+    for (const Fields* of : {&a, &b})
+      for (const auto& [name, value] : *of) names.insert(name);
+    for (const std::string& name : names)
+      differ(title(name), a.contains(name) ? a.at(name) : Json(),
+             b.contains(name) ? b.at(name) : Json());
+  };
+  each(files_of(expected), files_of(found),
+       [](const std::string& name) { return "checkpoint's " + name; });
+  Fields a = flat_options(expected), b = flat_options(found);
+  if (!shard) a.erase("/shard"), b.erase("/shard");
+  each(a, b, [](const std::string& name) { return "option " + option_name(name); });
   return text;
 }
 
@@ -228,7 +237,7 @@ void check_same_run(const std::string& dir, const RunRecord& now) {
   if (!fs::exists(path))
     usage_fail("{}: --resume needs it to tell what run the records beside it are of; found none",
                path);
-  const Json earlier = parse_json(read_file(path), path);
+  const Json earlier = read_run_record(path);
   const std::string text = difference(Json(to_json(now)), earlier, true);
   if (!text.empty())
     usage_fail("{}: --resume: the records there are of another run; {}", path, text);

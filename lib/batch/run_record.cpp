@@ -142,6 +142,75 @@ OrderedJson to_json(const RunRecord& record) {
   return j;
 }
 
+namespace {
+
+bool is_integer(const Json& value) { return value.is_number_integer(); }
+bool is_number(const Json& value) { return value.is_number(); }
+bool is_string(const Json& value) { return value.is_string(); }
+bool is_object(const Json& value) { return value.is_object(); }
+bool is_numbers(const Json& value) {
+  return value.is_array() && std::all_of(value.begin(), value.end(), is_number);
+}
+bool is_sizes(const Json& value) {
+  return value.is_object() && std::all_of(value.begin(), value.end(), is_number);
+}
+
+struct Field {
+  const char* pointer;
+  bool (*has_type)(const Json&);
+  const char* expected;
+};
+
+// Objects before what is in them.
+constexpr Field kFields[] = {{"", is_object, "an object"},
+                             {"/state", is_string, "a string"},
+                             {"/version", is_string, "a string"},
+                             {"/options", is_object, "an object"},
+                             {"/options/load_format", is_string, "a string"},
+                             {"/options/shard", is_string, "a string"},
+                             {"/model", is_object, "an object"},
+                             {"/model/fingerprint", is_string, "a string"},
+                             {"/model/files", is_object, "an object"},
+                             {"/input", is_object, "an object"},
+                             {"/input/path", is_string, "a string"},
+                             {"/input/sha256", is_string, "a string"},
+                             {"/input/bytes", is_integer, "an integer"},
+                             {"/input/records", is_integer, "an integer"},
+                             {"/memory_plan", is_object, "an object"},
+                             {"/memory_plan/bytes", is_sizes, "an object of numbers"},
+                             {"/counts", is_object, "an object"},
+                             {"/counts/requests", is_integer, "an integer"},
+                             {"/counts/kept", is_integer, "an integer"},
+                             {"/counts/ok", is_integer, "an integer"},
+                             {"/counts/failed", is_integer, "an integer"},
+                             {"/counts/prompts_split", is_integer, "an integer"},
+                             {"/counts/chunks", is_integer, "an integer"},
+                             {"/counts/cached_tokens", is_integer, "an integer"},
+                             {"/counts/passes", is_integer, "an integer"},
+                             {"/counts/preemptions", is_integer, "an integer"},
+                             {"/counts/steps", is_integer, "an integer"},
+                             {"/summary", is_object, "an object"},
+                             {"/timeline", is_object, "an object"},
+                             {"/timeline/seconds", is_numbers, "a list of numbers"},
+                             {"/timeline/prefill_tokens", is_numbers, "a list of numbers"},
+                             {"/timeline/decode_tokens", is_numbers, "a list of numbers"},
+                             {"/timeline/steps_per_entry", is_number, "a number"}};
+
+}  // namespace
+
+Json read_run_record(const std::string& path) {
+  Json run = parse_json(read_file(path), path);
+  for (const Field& field : kFields) {
+    const Json::json_pointer at(field.pointer);
+    if (!run.contains(at) || run.at(at).is_null()) continue;
+    if (!field.has_type(run.at(at)))
+      fail("{}: field '{}': expected {}, found {}", path, field.pointer, field.expected,
+           describe(run.at(at)));
+  }
+  if (run.is_null()) fail("{}: expected an object, found null", path);
+  return run;
+}
+
 void write_run_record(const std::string& dir, const RunRecord& record) {
   std::string text;
   try {

@@ -75,7 +75,7 @@ struct RunRecord {
   std::string version;  // of the program
   OrderedJson build;    // compiler, backends, drivers; as the application has them
   OrderedJson options;  // effective, as the application has them
-  OrderedJson model;    // path, fingerprint
+  OrderedJson model;    // path, fingerprint, hashes of the files beside the weights
   std::string input_path;
   std::string input_sha256;  // of the whole file; "" until it is known (a stream: at the end)
   int64_t input_bytes = 0;
@@ -91,6 +91,10 @@ struct RunRecord {
 };
 
 OrderedJson to_json(const RunRecord& record);
+
+// Reads a run.json. Throws Error that names the file where it is not JSON, or where a field that is
+// read anywhere has another type than to_json gives it. Fields may be absent or null.
+Json read_run_record(const std::string& path);
 
 // DIR/run.json, atomically.
 void write_run_record(const std::string& dir, const RunRecord& record);

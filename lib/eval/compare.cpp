@@ -169,16 +169,19 @@ void note_differences(CompareReport& report) {
   }
   for (const RunSide* side : {&report.a, &report.b}) {
     if (side->run.is_object() &&
-        side->run.value(Json::json_pointer("/options/load_format"), "") == "dummy")
+        side->run.value(Json::json_pointer("/options/load_format"), Json()) == "dummy")
       report.notes.push_back(side->path + ": " + kRandomWeights);
   }
   if (!a.is_object() || !b.is_object()) return;
-  const auto hash = [](const Json& run) {
-    return run.value(Json::json_pointer("/input/sha256"), Json());
+  const auto differ = [&](const char* pointer) {
+    const Json::json_pointer at(pointer);
+    return a.value(at, Json()) != b.value(at, Json());
   };
-  if (hash(a) != hash(b)) report.notes.push_back("the input files of the runs differ");
-  if (a.value("model", Json()) != b.value("model", Json()))
-    report.notes.push_back("the checkpoints of the runs differ");
+  if (differ("/input/sha256")) report.notes.push_back("the input files of the runs differ");
+  if (differ("/model/fingerprint"))
+    report.notes.push_back("the weights of the runs' checkpoints differ");
+  if (differ("/model/files"))
+    report.notes.push_back("the files beside the weights of the runs' checkpoints differ");
   const Json options_a = a.value("options", Json()), options_b = b.value("options", Json());
   if (!options_a.is_object() || !options_b.is_object()) return;
   std::set<std::string> names;

@@ -9,6 +9,7 @@
 #include "lib/batch/openai.h"
 #include "lib/batch/output.h"
 #include "lib/batch/request.h"
+#include "lib/batch/run_record.h"
 
 namespace mla {
 namespace {
@@ -214,10 +215,10 @@ OutputRecord parse_record(const std::string& line, const std::string& what, int6
   return record;
 }
 
-Json read_run_record(const fs::path& dir) {
+Json finished_run(const fs::path& dir) {
   const std::string path = (dir / kRunRecordName).string();
   if (!fs::exists(path)) return nullptr;
-  Json run = parse_json(read_file(path), path);
+  Json run = read_run_record(path);
   const std::string state = get_string(run, "state", path);
   if (state != "finished")
     fail("{}: the run is not finished: expected state \"finished\", found \"{}\"", path, state);
@@ -239,7 +240,7 @@ RunReader::RunReader(const std::string& path) : path_(path) {
   if (!fs::is_regular_file(path_))
     fail("{}: expected a file, which is read more than once, found a pipe or a device", path_);
   if (name == kPartialName) fail("{}: the run is not finished", path_);
-  if (name == kOutputsName) run_ = read_run_record(dir);
+  if (name == kOutputsName) run_ = finished_run(dir);
   in_.open(path_, std::ios::binary);
   if (!in_) fail("{}: cannot be opened", path_);
 }

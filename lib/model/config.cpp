@@ -387,7 +387,7 @@ ModelConfig load_config(const std::string& model_dir) {
   const std::string config_text =
       read_file((fs::path(model_dir) / "config.json").string(), kMaxBytes);
   return parse_config(config_text,
-                      fs::exists(generation) ? read_file(generation, kMaxBytes) : std::string());
+                      has_entry(generation) ? read_file(generation, kMaxBytes) : std::string());
 }
 
 }  // namespace mla

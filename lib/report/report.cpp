@@ -237,7 +237,8 @@ class Page {
           chart.upper.size() != seconds.size())
         continue;
       rates.lines.push_back(rate_line(side == 0 ? "a" : "b", seconds, chart));
-      const double per = at_or_null(timeline, "steps_per_entry").get<double>();
+      const Json entry = at_or_null(timeline, "steps_per_entry");
+      const double per = entry.is_null() ? 1 : entry.get<double>();
       for (double& x : chart.lower) x /= per;
       for (double& x : chart.upper) x /= per;
       if (per > 1) chart.x_label = fmt::format("{} steps a bar", per);

@@ -133,7 +133,7 @@ Tokenizer Tokenizer::load(const std::string& model_dir) {
   const std::string path = model_dir + "/tokenizer.json";
   const std::string config_path = model_dir + "/tokenizer_config.json";
   std::string config;
-  if (std::filesystem::exists(config_path)) config = read_file(config_path);
+  if (has_entry(config_path)) config = read_file(config_path);
   return parse(read_file(path), config, path);
 }
 
@@ -154,6 +154,9 @@ Tokenizer Tokenizer::parse(std::string_view tokenizer_json, std::string_view con
   };
   impl->bos = id_of("bos_token", impl->config.bos_text);
   impl->eos = id_of("eos_token", impl->config.eos_text);
+  if (impl->config.add_bos && impl->bos < 0)
+    fail("{}: field 'add_bos_token' is true: expected a bos_token with it, found none",
+         config_what);
   return Tokenizer(std::move(impl));
 }
 

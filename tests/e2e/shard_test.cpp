@@ -52,6 +52,11 @@ struct Shards {
 TEST_CASE("Shards merged are the file of one run, records of broken lines included") {
   for (const std::string options : {"", "--limit 9"}) {
     const Shards shards(3, options);
+    for (int i = 0; i < 3; ++i) {  // their prompts share no page
+      Json run = run_json(shards.dir / Shards::shard(i));
+      run["counts"]["cached_tokens"] = 1 + i;
+      write_text(shards.dir / Shards::shard(i) + "/run.json", run.dump());
+    }
     const ProcessResult merged = shards.merge({"s2", "s0", "s1"});
     INFO(options << merged.err);
     CHECK(merged.exit_code == (options.empty() ? 3 : 0));
@@ -61,6 +66,7 @@ TEST_CASE("Shards merged are the file of one run, records of broken lines includ
     CHECK(run.at("state") == "finished");
     for (const char* name : {"requests", "ok", "failed"})
       CHECK(run.at("counts").at(name) == whole.at("counts").at(name));
+    CHECK(run.at("counts").at("cached_tokens") == 6);
     CHECK(run.at("input") == whole.at("input"));
     CHECK(run.at("options").at("shard").is_null());
     CHECK(run.at("shards").size() == 3);
@@ -114,7 +120,9 @@ TEST_CASE("Merge refuses what is not the whole of one run and says which folder"
   CHECK(has(changed("/options/sampling/seed", 4), "option sampling.seed: expected 0, found 4"));
   CHECK(has(changed("/input/sha256", "00"), "SHA-256 of the input"));
   CHECK(has(changed("/model/fingerprint", "00"), "checkpoint fingerprint"));
+  CHECK(has(changed("/model/files/config.json", "00"), "checkpoint's config.json"));
   CHECK(has(changed("/input/records", 5), "records"));
+  CHECK(has(changed("/counts/ok", "x"), "other/run.json: field '/counts/ok': expected an integer"));
 }
 
 TEST_CASE("Merge finds a record that is missing, there twice or of another shard") {

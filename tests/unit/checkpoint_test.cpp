@@ -267,6 +267,25 @@ TEST_CASE("The comparison of an index with a model goes both ways") {
   CHECK(same.size_agrees());
 }
 
+TEST_CASE("The fingerprint changes with any tensor's data") {
+  const auto fingerprint = [](size_t changed) {
+    const TempDir dir;
+    // Larger than what is read of a tensor, and of one element.
+    std::vector<std::string> data = {std::string(2 * 5001, 'a'), std::string(2, 'b')};
+    if (changed < data.size()) data[changed][data[changed].size() / 2] ^= 1;
+    std::string header = R"({"x":{"dtype":"BF16","shape":[5001],"data_offsets":[0,10002]},)"
+                         R"("y":{"dtype":"BF16","shape":[1],"data_offsets":[10002,10004]}})";
+    const uint64_t size = header.size();
+    write_file(dir / "model.safetensors",
+               std::string(reinterpret_cast<const char*>(&size), 8) + header + data[0] + data[1]);
+    return Checkpoint::open(dir.path()).fingerprint();
+  };
+  const std::string base = fingerprint(2);
+  CHECK(fingerprint(2) == base);
+  CHECK(fingerprint(0) != base);
+  CHECK(fingerprint(1) != base);
+}
+
 TEST_CASE("The fingerprint changes with a name or a size or a header and not with the place") {
   const auto fingerprint = [](const std::string& file, const std::string& name, size_t padding) {
     const TempDir dir;

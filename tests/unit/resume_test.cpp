@@ -124,7 +124,7 @@ TEST_CASE("A writer goes on behind what was finished and drops the rest") {
 TEST_CASE("Runs differ in what decides their records and in nothing else") {
   RunRecord run;
   run.version = "1";
-  run.model = {{"path", "m"}, {"fingerprint", "f"}};
+  run.model = {{"path", "m"}, {"fingerprint", "f"}, {"files", {{"config.json", "c"}}}};
   run.input_sha256 = "aa";
   run.options = {
       {"threads", 1}, {"shard", "0/2"}, {"dtype", "float32"}, {"sampling", {{"seed", 1}}}};
@@ -139,6 +139,10 @@ TEST_CASE("Runs differ in what decides their records and in nothing else") {
   CHECK(changed("/state", "finished").empty());
   CHECK(changed("/model/fingerprint", "g") ==
         "checkpoint fingerprint: expected \"f\", found \"g\"");
+  CHECK(changed("/model/files/config.json", "d") ==
+        "checkpoint's config.json: expected \"c\", found \"d\"");
+  CHECK(changed("/model/files/tokenizer.json", "t") ==
+        "checkpoint's tokenizer.json: expected null, found \"t\"");
   CHECK(changed("/input/sha256", "bb") == "SHA-256 of the input: expected \"aa\", found \"bb\"");
   CHECK(changed("/version", "2") == "version: expected \"1\", found \"2\"");
   CHECK(changed("/options/sampling/seed", 2) == "option sampling.seed: expected 1, found 2");

@@ -1,6 +1,8 @@
 #include "lib/batch/run_record.h"
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 
 #include "lib/base/error.h"
@@ -122,6 +124,65 @@ TEST_CASE("a summary without requests or time has no NaN") {
     INFO(name);
     CHECK(std::isfinite(value.get<double>()));
   }
+}
+
+TEST_CASE("a field of run.json with another type is named with its file") {
+  test::TempDir dir;
+  RunRecord record;
+  record.options = {{"load_format", "auto"}};
+  record.model = {{"fingerprint", "f"}};
+  write_run_record(dir.path(), record);
+  const std::string path = dir / "run.json";
+  const Json good = read_run_record(path);
+  CHECK(good.at("state") == "running");
+  const auto refused = [&](const char* pointer, const Json& value) {
+    Json changed = good;
+    changed[Json::json_pointer(pointer)] = value;
+    std::ofstream(path) << changed.dump();
+    try {
+      read_run_record(path);
+    } catch (const Error& e) {
+      return std::string(e.what()).substr(path.size());
+    }
+    return std::string("accepted");
+  };
+  CHECK(refused("", Json::array()) == ": field '': expected an object, found a list");
+  CHECK(refused("", nullptr) == ": expected an object, found null");
+  CHECK(refused("/options/load_format", 3) ==
+        ": field '/options/load_format': expected a string, found the number 3");
+  CHECK(refused("/counts/ok", "x") ==
+        ": field '/counts/ok': expected an integer, found the string \"x\"");
+  CHECK(refused("/memory_plan", {{"bytes", {{"weights", "x"}}}}) ==
+        ": field '/memory_plan/bytes': expected an object of numbers, found an object");
+  CHECK(refused("/timeline", 3) == ": field '/timeline': expected an object, found the number 3");
+  CHECK(refused("/timeline", {{"seconds", {1, "x"}}}) ==
+        ": field '/timeline/seconds': expected a list of numbers, found a list");
+  CHECK(refused("/new", 3) == "accepted");
+  CHECK(refused("/model", nullptr) == "accepted");
+}
+
+TEST_CASE("JSON text holds no NUL and a link that leads nowhere is not an absent file") {
+  test::TempDir dir;
+  const auto message = [](const auto& what) {
+    try {
+      what();
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  const std::string text("{}\0{", 4);
+  CHECK(message([&] { parse_json(text, "t"); }) == "t: not valid JSON: a NUL byte at offset 2");
+  CHECK(parse_ordered_json(R"({"b":1,"a":2})", "t").dump() == R"({"b":1,"a":2})");
+  CHECK(message([] { parse_ordered_json(R"({"b":1,"b":2})", "t"); }) == "t: duplicate key 'b'");
+
+  std::filesystem::create_symlink("nowhere", dir / "link");
+  CHECK(has_entry(dir / "link"));
+  CHECK_FALSE(has_entry(dir / "nowhere"));
+  CHECK(message([&] { read_file(dir / "link"); }) ==
+        (dir / "link") + ": a link to a file that is not there");
+  CHECK(message([&] { read_file(dir / "nowhere"); }) ==
+        (dir / "nowhere") + ": No such file or directory");
 }
 
 TEST_CASE("run.json is running first and then replaced") {

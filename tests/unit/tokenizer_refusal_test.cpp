@@ -181,6 +181,9 @@ TEST_CASE("A configuration that changes texts or names an unknown token is refus
         "tokenizer_config.json: field 'clean_up_tokenization_spaces': true is not supported");
   CHECK(error_of(json, R"({"bos_token": "<x>"})") ==
         "tokenizer_config.json: field 'bos_token': '<x>' is not a token of t.json");
+  CHECK(error_of(json, R"({"add_bos_token": true})") ==
+        "tokenizer_config.json: field 'add_bos_token' is true: expected a bos_token with it, found "
+        "none");
   CHECK(error_of(json, R"({"eos_token": 7})") ==
         "tokenizer_config.json: field 'eos_token': expected a string or an object, found the "
         "number 7");
