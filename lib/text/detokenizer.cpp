@@ -25,27 +25,28 @@ bool Detokenizer::push(int32_t token, bool match_stops) {
   const size_t before = held_.size();
   bytes_.erase(0, append_utf8_lossy(bytes_, false, held_));
   if (held_.size() == before) return false;
-  if (match_stops && find_stop()) return true;
-  const size_t released = held_.size() - (match_stops ? held_back() : 0);
+  if (!match_stops) unmatched_ = held_.size();
+  if (find_stop()) return true;
+  const size_t released = held_.size() - held_back();
   text_.append(held_, 0, released);
   held_.erase(0, released);
+  unmatched_ -= std::min(unmatched_, released);
   return false;
 }
 
 // Text that was released cannot take part: it would have been held as the beginning of a stop.
 bool Detokenizer::find_stop() {
-  size_t first = std::string::npos;
+  size_t end = held_.size() + 1;
   const std::string* found = nullptr;
   for (const std::string& text : stop_) {
-    const size_t at = held_.find(text);
-    if (at == std::string::npos) continue;
-    if (!found || at < first || (at == first && text.size() < found->size())) {
-      first = at;
-      found = &text;
-    }
+    const size_t from = unmatched_ >= text.size() ? unmatched_ - text.size() + 1 : 0;
+    const size_t at = held_.find(text, from);
+    if (at == std::string::npos || at + text.size() >= end) continue;
+    end = at + text.size();
+    found = &text;
   }
   if (!found) return false;
-  text_.append(held_, 0, first);
+  text_.append(held_, 0, end - found->size());
   stop_string_ = *found;
   stopped_ = true;
   held_.clear();

@@ -20,9 +20,9 @@ class Detokenizer {
 
   // Adds a token; special tokens and ids without a token add no text. True when a stop string is
   // complete: text() then ends before it, stop_string() names it, and nothing may be pushed any
-  // more. Of several matches the earliest in the text wins; at one place the one that is complete
-  // first, then the one given first. Without match_stops (output shorter than min_tokens) the text
-  // so far neither ends nor begins a stop string.
+  // more. Of several the one that is complete first wins, then the one given first, however the
+  // text falls into tokens. Without match_stops (output shorter than min_tokens) none is complete,
+  // but one may begin.
   bool push(int32_t token, bool match_stops = true);
 
   // No more tokens come: releases what was held back; an incomplete UTF-8 tail becomes U+FFFD.
@@ -39,8 +39,9 @@ class Detokenizer {
   const Tokenizer* tokenizer_;
   std::vector<std::string> stop_;
   size_t longest_stop_ = 0;
-  std::string bytes_;  // an incomplete UTF-8 sequence
-  std::string held_;   // text behind text_ that is not released yet
+  std::string bytes_;     // an incomplete UTF-8 sequence
+  std::string held_;      // text behind text_ that is not released yet
+  size_t unmatched_ = 0;  // bytes at the front of held_ where no stop string may end
   std::string text_, stop_string_;
   bool stopped_ = false;
 };

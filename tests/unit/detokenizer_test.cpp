@@ -130,7 +130,8 @@ TEST_CASE("Half a character never completes a stop string and stays until it is 
   CHECK(d.text() == "\xE5\xA5\xB3");
 }
 
-TEST_CASE("Of several stop strings the earliest place wins and there the shortest") {
+TEST_CASE(
+    "Of several stop strings that is found which is complete first, then the one given first") {
   {
     Detokenizer d(&tokenizer(), {"cd", "bc", "bcd"});
     CHECK(d.push(258));
@@ -143,6 +144,38 @@ TEST_CASE("Of several stop strings the earliest place wins and there the shortes
     CHECK(d.text() == "a");
     CHECK(d.stop_string() == "bc");
   }
+  for (const bool one_token : {false, true}) {  // 258 is "abcd"
+    Detokenizer d(&tokenizer(), {"abc", "b"});
+    CHECK((one_token ? d.push(258) : push_bytes(d, "abcd") == 2));
+    CHECK(d.text() == "a");
+    CHECK(d.stop_string() == "b");
+  }
+  for (const bool longer_first : {false, true}) {
+    Detokenizer d(&tokenizer(), longer_first ? std::vector<std::string>{"bc", "c"}
+                                             : std::vector<std::string>{"c", "bc"});
+    CHECK(push_bytes(d, "abcd") == 3);
+    CHECK(d.text() == (longer_first ? "a" : "ab"));
+  }
+}
+
+TEST_CASE("A stop string may begin where none may end yet") {
+  Detokenizer d(&tokenizer(), {"bcd", "xx"});
+  for (const char c : std::string("xxbc")) CHECK_FALSE(d.push(c, false));
+  CHECK(d.text() == "xx");
+  CHECK(d.push('d'));
+  CHECK(d.text() == "xx");
+  CHECK(d.stop_string() == "bcd");
+
+  Detokenizer whole(&tokenizer(), {"xx"});
+  for (const char c : std::string("xx")) CHECK_FALSE(whole.push(c, false));
+  CHECK_FALSE(whole.push('y'));
+  whole.finish();
+  CHECK(whole.text() == "xxy");
+
+  Detokenizer over(&tokenizer(), {"xx"});  // the second and the third
+  for (const char c : std::string("xx")) CHECK_FALSE(over.push(c, false));
+  CHECK(over.push('x'));
+  CHECK(over.text() == "x");
 }
 
 TEST_CASE("Special tokens and ids without a token add nothing") {
