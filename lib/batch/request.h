@@ -41,8 +41,9 @@ struct SamplingParams {
   // Added to the logits of the tokens: distinct ids inside the vocabulary, ascending; [-100, 100].
   std::vector<std::pair<int32_t, float>> logit_bias;
   int32_t n = 1;  // choices, 1 .. kMaxChoices
-  // >= 1. As a default of the reader: what the command line says, if it does. In a Request: absent
-  // (a chat line that does not say) means the rest of the model length.
+  // >= 1, or 0 with echo: nothing is generated. As a default of the reader: what the command line
+  // says, if it does. In a Request: absent (a chat line that does not say) means the rest of the
+  // model length.
   std::optional<int32_t> max_tokens;
   int32_t min_tokens = 0;         // 0 .. max_tokens
   std::optional<int64_t> seed;    // of this request; absent: the run's

@@ -10,7 +10,7 @@ using Names = std::set<std::string, std::less<>>;
 
 // Fields of other programs that would change the answer. They are served by saying nothing, or the
 // value that has no effect; anything else is refused rather than passed over.
-enum class Kind { number, boolean, empty, nothing, text_format };
+enum class Kind { number, boolean, empty, nothing, choice, special_tokens, text_format, text_only };
 struct Unserved {
   const char* name;
   Kind kind;
@@ -29,9 +29,10 @@ constexpr Unserved kUnserved[] = {
     {"tools", Kind::empty, 0},
     {"functions", Kind::empty, 0},
     {"bad_words", Kind::empty, 0},
-    {"tool_choice", Kind::nothing, 0},
-    {"function_call", Kind::nothing, 0},
+    {"tool_choice", Kind::choice, 0},
+    {"function_call", Kind::choice, 0},
     {"audio", Kind::nothing, 0},
+    {"modalities", Kind::text_only, 0},
     {"response_format", Kind::text_format, 0},
     {"structured_outputs", Kind::nothing, 0},
     {"guided_json", Kind::nothing, 0},
@@ -40,9 +41,13 @@ constexpr Unserved kUnserved[] = {
     {"guided_grammar", Kind::nothing, 0},
     {"allowed_token_ids", Kind::nothing, 0},
     {"truncate_prompt_tokens", Kind::nothing, 0},
-    {"top_logprobs", Kind::nothing, 0},
+    {"top_logprobs", Kind::number, 0},
+    {"return_tokens_as_token_ids", Kind::boolean, 0},
+    {"logprob_token_ids", Kind::nothing, 0},
+    {"thinking_token_budget", Kind::nothing, 0},
+    {"repetition_detection", Kind::nothing, 0},
     {"chat_template", Kind::nothing, 0},
-    {"add_special_tokens", Kind::nothing, 0},
+    {"add_special_tokens", Kind::special_tokens, 0},
 };
 
 // Fields of an OpenAI body that say nothing about the answer.
@@ -85,7 +90,7 @@ bool is_served(std::string_view name, Form form) {
   return form != Form::simple && ignored_fields().contains(name);
 }
 
-bool is_neutral(const Unserved& known, const Json& value) {
+bool is_neutral(const Unserved& known, const Json& value, Form form) {
   switch (known.kind) {
     case Kind::number:
       return value.get<double>() == known.neutral;
@@ -94,17 +99,27 @@ bool is_neutral(const Unserved& known, const Json& value) {
     case Kind::empty:
       return value.is_string() ? value.get_ref<const std::string&>().empty()
                                : value.is_structured() && value.empty();
+    case Kind::choice:  // there are no tools to choose from
+      return value == "none" || value == "auto";
+    case Kind::special_tokens:  // a chat's template has them
+      return value == (form != Form::chat);
     case Kind::text_format:
       return value == Json{{"type", "text"}};
+    case Kind::text_only:
+      return value == Json::array({"text"});
     case Kind::nothing:
       return false;
   }
   return false;
 }
 
-std::string neutral_text(const Unserved& known) {
+std::string neutral_text(const Unserved& known, Form form) {
   if (known.kind == Kind::number) return fmt::format("{}", known.neutral);
   if (known.kind == Kind::boolean) return known.neutral != 0 ? "true" : "false";
+  if (known.kind == Kind::choice) return R"("none" or "auto")";
+  if (known.kind == Kind::special_tokens) return form != Form::chat ? "true" : "false";
+  if (known.kind == Kind::text_format) return R"({"type":"text"})";
+  if (known.kind == Kind::text_only) return R"(["text"])";
   return "no such field";
 }
 
@@ -146,9 +161,9 @@ void check_unserved(const Json& body, Form form, std::string_view what) {
       refuse_field(known.name, "a number", *value, what);
     if (known.kind == Kind::boolean && !value->is_boolean())
       refuse_field(known.name, "true or false", *value, what);
-    if (is_neutral(known, *value)) continue;
+    if (is_neutral(known, *value, form)) continue;
     refuse_unsupported(what, fmt::format("field '{}': {} is not supported, expected {}", known.name,
-                                         describe(*value), neutral_text(known)));
+                                         describe(*value), neutral_text(known, form)));
   }
 }
 

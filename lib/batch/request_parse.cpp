@@ -123,7 +123,7 @@ std::vector<std::string> stop_strings(const Json& value, std::string_view what) 
 void parse_chat_logprobs(const Json& object, SamplingParams& p, std::string_view what) {
   const auto wanted = find_bool(object, "logprobs", what);
   const auto top = ranged(object, "top_logprobs", 0, kMaxLogprobs, what);
-  if (top && !wanted.value_or(false)) {
+  if (top.value_or(0) > 0 && !wanted.value_or(false)) {
     fail("{}: field 'top_logprobs': expected logprobs to be true with it, found {}", what,
          wanted ? "false" : "no such field");
   }
@@ -131,9 +131,11 @@ void parse_chat_logprobs(const Json& object, SamplingParams& p, std::string_view
   if (wanted && *wanted) p.logprobs = static_cast<int32_t>(top.value_or(0));
 }
 
+// What is echoed may be all.
 void parse_lengths(const Json& object, bool chat, SamplingParams& p, std::string_view what) {
-  const auto max_tokens = ranged(object, "max_tokens", 1, kMaxInt, what);
-  const auto completion = ranged(object, "max_completion_tokens", 1, kMaxInt, what);
+  const int64_t least = p.echo ? 0 : 1;
+  const auto max_tokens = ranged(object, "max_tokens", least, kMaxInt, what);
+  const auto completion = ranged(object, "max_completion_tokens", least, kMaxInt, what);
   if (max_tokens && completion && *max_tokens != *completion) {
     fail("{}: expected max_tokens and max_completion_tokens to be one number, found {} and {}",
          what, *max_tokens, *completion);
@@ -173,12 +175,15 @@ void parse_draw(const Json& object, const ReaderOptions& options, SamplingParams
   set_above_zero(object, "repetition_penalty", 2, p.repetition_penalty, what);
   if (const Json* bias = find_field(object, "logit_bias"))
     p.logit_bias = parse_logit_bias(*bias, options.vocab_size, what);
-  if (const auto seed = find_int(object, "seed", what)) p.seed = seed;
+  // -1 is no seed, as vLLM has it.
+  if (const auto seed = find_int(object, "seed", what))
+    p.seed = *seed == -1 ? std::nullopt : std::optional(*seed);
 }
 
 SamplingParams parse_sampling(const Json& object, Form form, bool chat,
                               const ReaderOptions& options, std::string_view what) {
   SamplingParams p = options.defaults;
+  if (form == Form::completion) p.echo = find_bool(object, "echo", what).value_or(false);
   parse_draw(object, options, p, what);
   parse_choices(object, p, what);
   parse_lengths(object, chat, p, what);
@@ -195,7 +200,6 @@ SamplingParams parse_sampling(const Json& object, Form form, bool chat,
   } else {
     set_if(p.logprobs, ranged(object, "logprobs", 0, kMaxLogprobs, what));
   }
-  if (form == Form::completion) p.echo = find_bool(object, "echo", what).value_or(false);
   return p;
 }
 

@@ -27,7 +27,7 @@ class RequestTiming {
   void arrive(double now_ms) { arrival_ms_ = now_ms; }
   // The first step that runs prompt tokens for it; later calls change nothing.
   void schedule(double now_ms);
-  // One call a generated token, when the host has it.
+  // One call a generated token, when the host has it; also where only the prompt was asked for.
   void token(double now_ms);
 
   int32_t prefill_chunks = 0;

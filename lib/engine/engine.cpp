@@ -30,7 +30,8 @@ struct Engine::Live {
       : request(std::move(r)), result(make_result(request)), running(result.choices.size()) {
     const SamplingParams& sampling = request.sampling;
     const int32_t room = max_model_len - prompt_tokens;
-    max_tokens = std::min(sampling.max_tokens.value_or(room), room);
+    // Where only the prompt is asked for, a token is drawn and left out.
+    max_tokens = std::min(std::max(sampling.max_tokens.value_or(room), 1), room);
     result.prompt_tokens = prompt_tokens;
     prompt_top = sampling.prompt_logprobs;
     if (sampling.echo && sampling.logprobs)
@@ -195,6 +196,11 @@ bool Engine::take(LiveChoice& live, const StepOutput& out, size_t row, double at
   }
   Choice& choice = live.choice();
   const SamplingParams& sampling = live.of->request.sampling;
+  if (sampling.max_tokens == 0) {
+    choice.timing.token(at_ms);
+    choice.finish_reason = "length";
+    return true;
+  }
   choice.token_ids.push_back(token);
   live.edits.add(token);
   choice.logprob_hash.add(out.logprobs[row]);

@@ -89,7 +89,7 @@ TEST_CASE("A prompt's logprobs are near those of the same tokens when they were 
 
 Json completion(const std::string& id, const Json& prompt, Json fields) {
   fields["prompt"] = prompt;
-  fields["max_tokens"] = 4;
+  if (!fields.contains("max_tokens")) fields["max_tokens"] = 4;
   fields["ignore_eos"] = true;
   return {{"custom_id", id}, {"method", "POST"}, {"url", "/v1/completions"}, {"body", fields}};
 }
@@ -118,7 +118,8 @@ TEST_CASE("An echo with logprobs puts the prompt's in front, as prompt_logprobs 
       {"A baker has 3 trays.", {{"prompt_logprobs", 4}, {"echo", true}, {"logprobs", 2}}},
       {"A baker has 3 trays.", {{"prompt_logprobs", 4}, {"logprobs", 2}}},
       {ids, {{"echo", true}, {"logprobs", 0}, {"prompt_logprobs", 1}}},
-      {{70}, {{"echo", true}, {"logprobs", 1}}}};
+      {{70}, {{"echo", true}, {"logprobs", 1}}},
+      {"A baker has 3 trays.", {{"echo", true}, {"logprobs", 2}, {"max_tokens", 0}}}};
   std::string text;
   for (const auto& [prompt, fields] : requests)
     text += completion(std::to_string(text.size()), prompt, fields).dump() + "\n";
@@ -159,6 +160,16 @@ TEST_CASE("An echo with logprobs puts the prompt's in front, as prompt_logprobs 
     CHECK(body(3).at("prompt_logprobs")[1].at("top").size() == 1);
     check_offsets(of_ids, 0);
     CHECK(body(4).at("choices")[0].at("logprobs").at("tokens").size() == 5);
+    // Nothing is generated: the prompt is scored.
+    const Json scored = body(5).at("choices")[0], whole = body(1).at("choices")[0];
+    CHECK(scored.at("text") == "A baker has 3 trays.");
+    CHECK(scored.at("finish_reason") == "length");
+    CHECK(scored.at("token_ids").empty());
+    CHECK(body(5).at("usage").at("completion_tokens") == 0);
+    const Json& scores = scored.at("logprobs").at("token_logprobs");
+    REQUIRE(scores.size() == prompt_tokens);
+    for (size_t t = 0; t < prompt_tokens; ++t)
+      CHECK(scores[t] == whole.at("logprobs").at("token_logprobs")[t]);
   }
 }
 

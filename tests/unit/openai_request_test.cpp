@@ -179,6 +179,26 @@ TEST_CASE("parameters that would change the answer of an OpenAI line are refused
   good(chat(R"(,"tools":[],"response_format":{"type":"text"})"));
 }
 
+TEST_CASE("what clients write by default is no error") {
+  for (const char* fields :
+       {R"(,"tool_choice":"none")", R"(,"tool_choice":"auto")", R"(,"function_call":"none")",
+        R"(,"top_logprobs":0)", R"(,"logprobs":false,"top_logprobs":0)", R"(,"tools":[])",
+        R"(,"response_format":{"type":"text"})", R"(,"modalities":["text"])",
+        R"(,"add_special_tokens":false)"})
+    CHECK_FALSE(good(chat(fields)).sampling.logprobs);
+  const auto refused = [](const char* fields) { return bad(chat(fields)).message; };
+  CHECK(refused(R"(,"tool_choice":"required")") ==
+        "line 1: body: field 'tool_choice': the string \"required\" is not supported, expected "
+        "\"none\" or \"auto\"");
+  CHECK(refused(R"(,"response_format":{"type":"json_object"})") ==
+        "line 1: body: field 'response_format': an object is not supported, expected "
+        "{\"type\":\"text\"}");
+  CHECK(refused(R"(,"modalities":["audio"])") ==
+        "line 1: body: field 'modalities': a list is not supported, expected [\"text\"]");
+  CHECK(refused(R"(,"add_special_tokens":true)") ==
+        "line 1: body: field 'add_special_tokens': true is not supported, expected false");
+}
+
 TEST_CASE("choices and penalties and logit biases are taken of both kinds of OpenAI lines") {
   const std::string fields =
       R"("n":2,"best_of":2,"min_p":0.5,"presence_penalty":0.5,"frequency_penalty":-1,)"
@@ -205,6 +225,10 @@ TEST_CASE("echo is a completion's and token ids may be asked for by every line")
   CHECK(good(completion(R"("prompt":"x","echo":true,"logprobs":1)")).sampling.logprobs == 1);
   CHECK(good(chat(R"(,"return_token_ids":true)")).sampling.return_token_ids);
   CHECK(good(R"({"prompt":"x","return_token_ids":true})").sampling.return_token_ids);
+  const Request scored = good(completion(R"("prompt":"x","echo":true,"max_tokens":0)"));
+  CHECK(scored.sampling.max_tokens == 0);
+  CHECK(bad(completion(R"("prompt":"x","max_tokens":0)")).message ==
+        "line 1: body: field 'max_tokens': expected an integer of at least 1, found the number 0");
   ReaderOptions o = options();
   o.defaults.return_token_ids = true;
   CHECK(good(completion(R"("prompt":"x")"), o).sampling.return_token_ids);

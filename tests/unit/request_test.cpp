@@ -466,7 +466,17 @@ TEST_CASE("fields that would change the answer are refused as not supported") {
   });
   good(R"({"prompt":"x","n":1,"stream":false,"presence_penalty":0,"frequency_penalty":0.0,)"
        R"("repetition_penalty":1,"min_p":0,"logit_bias":{},"prompt_logprobs":null,"suffix":"",)"
-       R"("skip_special_tokens":true})");
+       R"("skip_special_tokens":true,"top_logprobs":0,"add_special_tokens":true,)"
+       R"("return_tokens_as_token_ids":false})");
+  check_fields({{R"("return_tokens_as_token_ids":true)", code,
+                 "line 1: field 'return_tokens_as_token_ids': true is not supported, expected "
+                 "false"},
+                {R"("add_special_tokens":false)", code,
+                 "line 1: field 'add_special_tokens': false is not supported, expected true"},
+                {R"("logprob_token_ids":[1])", code,
+                 "line 1: field 'logprob_token_ids': a list is not supported, expected no such "
+                 "field"}});
+  CHECK_FALSE(good(R"({"prompt":"x","seed":-1})").sampling.seed);
 }
 
 TEST_CASE("a checkpoint without a tokenizer serves token ids only") {
