@@ -218,7 +218,8 @@ void SamplingFlags::add_to(CLI::App& app) {
 
 void SamplingFlags::take_generation_config(const std::string& model_dir) {
   const std::string path = (std::filesystem::path(model_dir) / "generation_config.json").string();
-  if (generation_config != "auto" || !std::filesystem::exists(path)) return;
+  if (generation_config != "auto" || !has_entry(path)) return;
+  check_draw();  // of what the command line says
   const Json config = parse_json(read_file(path), path);
   const auto number = [&](const char* key, const char* option, float& value) {
     const auto found = find_number(config, key, path);
@@ -237,6 +238,11 @@ void SamplingFlags::take_generation_config(const std::string& model_dir) {
   };
   top_k = integer("top_k", "--top-k").value_or(top_k);
   if (const auto most = integer("max_new_tokens", "--max-tokens")) max_tokens = most;
+  try {
+    check_draw();
+  } catch (const Error& e) {
+    usage_fail("{}: {}; --generation-config none passes over it", path, e.what());
+  }
 }
 
 void SamplingFlags::check_draw() const {

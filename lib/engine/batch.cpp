@@ -59,6 +59,7 @@ void Batch::finished(const Engine::Finished& item) {
   ++progress_.done;
   if (!answered) return failed(result ? not_finite(*result) : std::get<BadLine>(item));
   summary_.add(*result);
+  outcome_.counts.cached_tokens += result->cached_tokens;
   sink_(result->index, to_json(*result));
 }
 
@@ -95,7 +96,6 @@ BatchOutcome Batch::outcome(std::span<Engine* const> engines) {
     const SchedulerStats& stats = engine->scheduler_stats();
     counts.prompts_split += stats.prompts_split;
     counts.chunks += stats.chunks;
-    counts.cached_tokens += stats.cached_tokens;
     counts.passes += stats.passes;
     counts.preemptions += stats.preemptions;
     counts.steps += stats.steps;

@@ -18,7 +18,7 @@ OrderedJson or_null(const std::optional<T>& value) {
 }
 
 bool same_requests(const CompareReport& r) {
-  return r.only_a == 0 && r.only_b == 0 && r.in_both > 0;
+  return r.only_a == 0 && r.only_b == 0;
 }
 
 constexpr const char* kTimings[] = {"elapsed_time",      "requests_per_second", "tokens_per_second",
@@ -189,7 +189,9 @@ std::vector<std::string> failures(const CompareReport& r, const Thresholds& t) {
   check(t);
   std::vector<std::string> beyond;
   if (!same_requests(r)) beyond.push_back("the runs have not the same requests");
-  if (r.compared == 0) beyond.push_back("no request could be compared");
+  // Two runs without requests, of an empty file, have answered alike.
+  if (r.compared == 0 && r.a.requests + r.b.requests > 0)
+    beyond.push_back("no request could be compared");
   const auto match = [&](const char* what, double found) {
     if (r.compared > 0 && !(found >= t.min_match))
       beyond.push_back(fmt::format("the share of requests with {} is {}, less than {}", what, found,
@@ -212,7 +214,8 @@ std::string verdict(const CompareReport& r) {
   std::string text;
   const bool all = r.compared > 0 && r.logprob_identical == r.compared;
   if (r.compared == 0) {
-    text = "nothing compared: no request was answered in both runs";
+    text = r.a.requests + r.b.requests == 0 ? "nothing compared: the runs have no requests"
+                                            : "nothing compared: no request was answered in both";
   } else if (all && same_requests(r)) {
     text =
         fmt::format("identical: {} of {} requests have the same tokens and the same logprob bits",

@@ -34,7 +34,7 @@ ChatTemplate ChatTemplate::load(const std::string& model_dir, std::string config
                                 std::string bos_text, std::string eos_text) {
   ChatTemplate chat;
   const std::string path = model_dir + "/chat_template.jinja";
-  if (std::filesystem::exists(path)) {
+  if (has_entry(path)) {
     chat.source_ = path;
     chat.text_ = read_file(path);
   } else {
@@ -46,7 +46,12 @@ ChatTemplate ChatTemplate::load(const std::string& model_dir, std::string config
   return chat;
 }
 
-bool ChatTemplate::usable() const { return text_ == kDeepSeekV2; }
+// Jinja drops a newline at the end of a template.
+bool ChatTemplate::usable() const {
+  std::string_view text = text_;
+  if (text.ends_with('\n')) text.remove_suffix(1);
+  return text == kDeepSeekV2;
+}
 
 std::string ChatTemplate::render(const std::vector<ChatMessage>& messages,
                                  bool add_generation_prompt) const {

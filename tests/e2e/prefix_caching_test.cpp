@@ -108,6 +108,8 @@ TEST_CASE(
     for (int t = 0; t < 200; ++t) ids.push_back(t < 150 ? 5 + t : i);
     Json line = {{"prompt", ids}, {"max_tokens", 3}};
     if (i == 2) line["prompt_logprobs"] = 0;
+    if (i == 3)
+      line["n"] = 2;  // the second choice takes the first one's pages and counts no prompt
     text += line.dump() + "\n";
   }
   write_text(dir / "p.jsonl", text);
@@ -124,11 +126,14 @@ TEST_CASE(
   for (size_t i = 0; i < 4; ++i) {
     CHECK(with[i].at("cached_tokens") == (i == 0 || i == 2 ? 0 : 128));
     CHECK(without[i].at("cached_tokens") == 0);
-    CHECK(with[i].at("token_ids") == without[i].at("token_ids"));
-    CHECK(with[i].at("logprob_hash") == without[i].at("logprob_hash"));
+    if (i < 3) {
+      CHECK(with[i].at("token_ids") == without[i].at("token_ids"));
+      CHECK(with[i].at("logprob_hash") == without[i].at("logprob_hash"));
+    }
   }
   const Json record = read_json(dir / "with/run.json");
   CHECK(record.at("counts").at("cached_tokens") == 256);
+  CHECK(read_json(dir / "without/run.json").at("counts").at("cached_tokens") == 0);
   CHECK(record.at("options").at("enable_prefix_caching") == true);
 }
 

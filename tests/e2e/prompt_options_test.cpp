@@ -136,7 +136,9 @@ TEST_CASE("The model's generation config gives defaults where it is asked for an
       run_program(dir, run_options(dir / "m") + "--generation-config auto -o " + (dir / "x") + " " +
                            (dir / "p.jsonl"));
   CHECK(refused.exit_code == 2);
-  CHECK(refused.err.find("--repetition-penalty") != std::string::npos);
+  CHECK(
+      refused.err.find("generation_config.json: --repetition-penalty: expected a number in (0, 2], "
+                       "found 3; --generation-config none passes over it") != std::string::npos);
 }
 
 }  // namespace

@@ -318,15 +318,22 @@ TEST_CASE("a missing request fails the comparison on either side") {
   }
 }
 
-TEST_CASE("a comparison of nothing is not a pass") {
+TEST_CASE("a comparison of nothing is a pass only where there was nothing to answer") {
   Pair pair;
   pair.a.results.clear();
-  pair.b.results.clear();
-  const CompareReport r = pair.report();
-  CHECK(r.token_identical_share() == 0);
-  CHECK_FALSE(passes(r, 1.0));
-  CHECK_FALSE(passes(r, 0.0));
-  CHECK(has(verdict(r), "nothing compared"));
+  const CompareReport one = pair.report();
+  CHECK(one.token_identical_share() == 0);
+  CHECK_FALSE(passes(one, 1.0));
+  CHECK_FALSE(passes(one, 0.0));
+  CHECK(has(verdict(one), "nothing compared: no request was answered in both"));
+
+  Pair empty;
+  empty.a.results.clear();
+  empty.b.results.clear();
+  const CompareReport r = empty.report();
+  CHECK(passes(r, 1.0));
+  CHECK(has(verdict(r), "nothing compared: the runs have no requests"));
+  CHECK_FALSE(failures(r, {.min_accuracy = 0.5}).empty());
 }
 
 TEST_CASE("a comparison of failures only is not a pass") {
@@ -397,6 +404,21 @@ TEST_CASE("split prompts and differing options are told") {
   REQUIRE(r.notes.size() == 2);
   CHECK(r.notes[0] == "the input files of the runs differ");
   CHECK(r.notes[1] == "option chunked_prefill: \"off\" | \"on\"");
+}
+
+TEST_CASE("checkpoints differ by their weights and files and not by their place") {
+  const auto notes = [](const OrderedJson& other) {
+    Pair pair;
+    pair.a.record.model = {{"path", "m"}, {"fingerprint", "f"}, {"files", {{"config.json", "c"}}}};
+    pair.b.record.model = pair.a.record.model;
+    pair.b.record.model.update(other);
+    return pair.report().notes;
+  };
+  CHECK(notes({{"path", "elsewhere"}}).empty());
+  CHECK(notes({{"fingerprint", "g"}}) ==
+        std::vector<std::string>{"the weights of the runs' checkpoints differ"});
+  CHECK(notes({{"files", {{"config.json", "d"}}}}) ==
+        std::vector<std::string>{"the files beside the weights of the runs' checkpoints differ"});
 }
 
 TEST_CASE("an outputs file without run.json can be compared") {
