@@ -8,10 +8,16 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 program=$(realpath "${1:-build}/mla-run")
 
-if ! command -v slurmctld slurmd sbatch munged >/dev/null; then
+missing=
+for name in slurmctld slurmd sbatch munged python3; do
+  command -v "$name" >/dev/null || missing="$missing $name"
+done
+if [ -n "$missing" ]; then
+  echo "installing Slurm; not found:$missing"
   export DEBIAN_FRONTEND=noninteractive
   apt-get update -qq
-  apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge >/dev/null
+  apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge python3 \
+    >/dev/null
 fi
 
 dir=$(mktemp -d /tmp/mla-slurm-XXXXXX)
