@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Builds everything and runs the tests that need no GPU. Installs what it needs. Arguments go to ctest.
+# Builds everything and runs the tests; those that need a GPU are skipped where there is none. Installs
+# what it needs on Debian and Ubuntu. Arguments go to ctest.
 #   PRESET=asan tests/run.sh     the same under AddressSanitizer and UndefinedBehaviorSanitizer
+#   CMAKE_ARGS="-D…"             for configuring; -DMLA_WERROR=ON makes warnings errors
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 .ci/install-packages --tests
 preset=${PRESET:-release}
-cmake --preset "$preset" -DMLA_WERROR=ON >/dev/null
+# shellcheck disable=SC2086
+cmake --preset "$preset" ${CMAKE_ARGS:-} >/dev/null
 cmake --build --preset "$preset"
 ctest --preset "$preset" -j "$(nproc)" "$@"
