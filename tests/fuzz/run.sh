@@ -3,7 +3,8 @@
 #   tests/fuzz/run.sh [seconds] [target…]     60 seconds, all targets
 #   JOBS=2 tests/fuzz/run.sh                  two targets at a time
 # What a run finds is kept in build-fuzz/found/, its corpus in build-fuzz/corpus/. A kept input runs
-# alone as build-fuzz/tests/fuzz/fuzz_TARGET FILE. Not part of CI: the time is better spent at once.
+# alone as build-fuzz/tests/fuzz/fuzz_TARGET FILE. Not part of CI: one long run finds more than many
+# short ones.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
