@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The check that chunked prefill leaves the accuracy as it is: 100 questions of GSM8K, 5 examples
-# each, with chunked prefill off and on, beside what was published for DeepSeek-V2-Lite-Chat on two
-# ranks, 0.66 ± 0.0476 in both modes.
+# Checks that chunked prefill leaves the accuracy as it is: 100 questions of GSM8K, 5 examples each,
+# with chunked prefill off and on. Prints beside it the score published with vLLM's MLA chunked
+# prefill: 0.66 ± 0.0476 in both modes (DeepSeek-V2-Lite-Chat, tensor parallel over two GPUs).
 #   GSM8K=FOLDER examples/gsm8k_ab.sh DIR [OPTIONS of mla-run eval …]
-# FOLDER has train.jsonl and test.jsonl, by default it is gsm8k. A -tp of the options goes to mla-run.
+# FOLDER has train.jsonl and test.jsonl; by default it is gsm8k. All options, -tp too, go to mla-run.
 # Exits with mla-run's code: 0 when both modes gave the same bits, else 4.
 # MLA_RUN: the program, by default build/mla-run. OUT_DIR: for outputs, by default out/gsm8k_ab.
 set -euo pipefail

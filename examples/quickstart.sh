@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds mla-run, has the small trained model of this folder solve 200 word problems with chunked
 # prefill off and on (token budget 64), and compares the two runs: tokens, logprob bits, right
-# answers, time. Installs what it needs.
+# answers, time. Installs what it needs on Debian and Ubuntu.
 # Exits with the comparison's code: 0 when every token and every logprob bit is the same, else 4.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Is this DeepSeek-V2-Lite (base), and are its greedy tokens those of other engines?
+# Is DIR DeepSeek-V2-Lite (base), and are its greedy tokens those of other engines?
 #   examples/verify_v2_lite.sh DIR [OPTIONS of mla-run …]
 # Runs the eight prompts of v2_lite_greedy.jsonl, without BOS, with chunked prefill off and on (budget
-# 8, so that prompts are cut) and says of each how many of its 16 tokens are those recorded
-# (greedy_ids: one engine, the same in five runs; other_engine_ids: another one). Rows 2, 3 and 5,
-# counted from 0, hold near ties, where engines differ: they are only reported.
+# 8, so that prompts are cut) and says of each how many of its 16 tokens are those recorded. The file
+# has greedy answers of two other engines, which it does not name: greedy_ids, the same in five runs of
+# the first, and other_engine_ids of the second. The two differ in rows 2, 3 and 5, counted from 0,
+# where the best tokens are nearly tied: these rows are only reported.
 # Exit 0: both modes are the same bits, and all other rows agree; 4: they do not.
 # MLA_RUN: the program, by default build/mla-run. OUT_DIR: for outputs, by default out/verify_v2_lite.
 set -euo pipefail
 
-[ $# -ge 1 ] || { sed -n '2,10s/^# //p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,11s/^# //p' "$0" >&2; exit 2; }
 model=$1
 shift
 here=$(dirname "$0")
