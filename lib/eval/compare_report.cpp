@@ -103,7 +103,7 @@ std::string divergences_text(const CompareReport& report) {
                         d.choice > 0 ? fmt::format(" choice {}", d.choice) : "", d.position,
                         token(d.token_a), token(d.token_b), margin(d.margin_a), margin(d.margin_b));
     if (d.text_before)
-      text += fmt::format("    behind {}: A {}, B {}\n", quoted(*d.text_before), quoted(*d.text_a),
+      text += fmt::format("    after {}: A {}, B {}\n", quoted(*d.text_before), quoted(*d.text_a),
                           quoted(*d.text_b));
   }
   return text.empty() ? text : "first divergences:\n" + text;
@@ -188,7 +188,7 @@ void judge_accuracy(const CompareReport& r, const Thresholds& t, std::vector<std
 std::vector<std::string> failures(const CompareReport& r, const Thresholds& t) {
   check(t);
   std::vector<std::string> beyond;
-  if (!same_requests(r)) beyond.push_back("the runs have not the same requests");
+  if (!same_requests(r)) beyond.push_back("the two runs do not contain the same requests");
   // Two runs without requests, of an empty file, have answered alike.
   if (r.compared == 0 && r.a.requests + r.b.requests > 0)
     beyond.push_back("no request could be compared");
@@ -274,7 +274,10 @@ OrderedJson to_json(const CompareReport& r, const Thresholds& t) {
 std::string to_text(const CompareReport& r, const Thresholds& t) {
   std::string text = verdict(r) + "\n";
   const std::vector<std::string> beyond = failures(r, t);
-  if (beyond.empty()) text += fmt::format("PASS: identical shares are at least {}\n", t.min_match);
+  if (beyond.empty())
+    text += fmt::format(
+        "PASS: at least {:.6g} % of the compared requests have the same tokens and logprob bits\n",
+        100 * t.min_match);
   for (const std::string& what : beyond) text += "FAIL: " + what + "\n";
   text += fmt::format("A: {}\nB: {}\n\n", r.a.path, r.b.path) + table_text(r);
   if (const auto p = r.mcnemar_p()) {

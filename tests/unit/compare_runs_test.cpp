@@ -181,7 +181,7 @@ TEST_CASE("a divergence shows both texts about where they part") {
   CHECK_FALSE(r.divergences[1].text_before);
   CHECK_FALSE(r.divergences[3].text_before);
   CHECK(has(to_text(r, {}),
-            "at token 2: A 202, B 77; top-2 margin A 0.25, B 0.25\n    behind \"…ty-four marbles, "
+            "at token 2: A 202, B 77; top-2 margin A 0.25, B 0.25\n    after \"…ty-four marbles, "
             "ünd so he "
             "has 1\": A \"2 marbles left, he says…\", B \"3 marbles left, he says…\"\n"));
   const OrderedJson j = to_json(r, {})["divergences"];
