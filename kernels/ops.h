@@ -1,15 +1,16 @@
 // The op interface: everything the model asks of a device. Few ops, coarse enough to be fused.
 //
-// Symbols: T rows of the call, H hidden, N heads, P nope dim, R rope dim, V value dim, L latent
-// dim, E routed experts, S shared experts, K routed experts a token, I expert width, W workspace
-// rows. `run dtype` is the element type of activations and cache, bfloat16 or float32. Pointers are
-// device pointers of the backend, row-major, and rows are contiguous unless a stride (in elements)
-// is given.
+// Symbols: T rows of the call, D decode rows of the step, H hidden, N heads, P nope dim, R rope
+// dim, V value dim, L latent dim, E routed experts, K routed experts a token, I expert width, W
+// workspace rows. S is the number of shared experts, but in SampleParams that of sampled rows. `run
+// dtype` is the element type of activations and cache, bfloat16 or float32. Pointers are device
+// pointers of the backend, row-major, and rows are contiguous unless a stride (in elements) is
+// given.
 //
 // Every op computes each row by itself: the bits of a row's result do not depend on T, on the other
-// rows, on how a step is cut into passes, nor on the number of threads. Sums over K run in order
-// with fp32 accumulation. Rounding to the run dtype happens where an `out` is written, and where a
-// comment says so; nowhere else.
+// rows, on how a step is cut into passes, nor on the number of threads. Sums of products run in
+// order with fp32 accumulation. Rounding to the run dtype happens where an `out` is written, and
+// where a comment says so; nowhere else.
 #pragma once
 
 #include <cstddef>
@@ -291,6 +292,9 @@ struct DevicePeaks {
   double bytes_per_second = 0;  // of its memory, read and written bytes together
 };
 
+// An op throws Error where its sizes are beyond what check() lets through, or the device refuses
+// the work. What fails on a device that is still computing is thrown by a later call, at the latest
+// by one that waits: download, wait, synchronize.
 class Backend {
  public:
   virtual ~Backend() = default;

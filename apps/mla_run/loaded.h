@@ -1,4 +1,4 @@
-// What is loaded once and serves every run of the process: what run and bench share.
+// What is loaded once and serves every run of the process: what run, eval and bench share.
 #pragma once
 
 #include <memory>

@@ -26,7 +26,7 @@ inline constexpr int kExitUsage = 2;
 inline constexpr int kExitSomeFailed = 3;
 inline constexpr int kExitThreshold = 4;
 
-// Options that say how the engine is laid out; `run`, `bench` and `plan` have them.
+// Options that say how the engine is laid out; `run`, `eval`, `bench` and `plan` have them.
 struct EngineFlags {
   std::string model;
   std::string chunked = "off";  // on, off, both
@@ -65,7 +65,7 @@ struct EngineFlags {
   static int32_t default_max_seqs(DeviceKind kind);
 };
 
-// Defaults of lines that do not say.
+// Defaults for lines that do not set them.
 struct SamplingFlags {
   float temperature = 0, top_p = 1, min_p = 0;
   float presence_penalty = 0, frequency_penalty = 0, repetition_penalty = 1;

@@ -11,7 +11,7 @@ namespace mla {
 
 // How a run goes on, shows itself and is judged: --resume to --html.
 void add_flow_options(CLI::App& app, RunFlags& flags);
-// What two runs may differ by; `prefix` goes in front of what is said of each option.
+// The thresholds of a comparison; `prefix` goes in front of the description of each option.
 void add_threshold_options(CLI::App& app, Thresholds& thresholds, const std::string& prefix);
 
 // The folder of every run, in no order that matters; none with standard output.
@@ -32,12 +32,12 @@ std::deque<ModeRun> make_modes(const RunFlags& flags, const Loaded& loaded, cons
 bool run_modes(const RunFlags& flags, Loaded& loaded, Input& input, std::deque<ModeRun>& modes,
                Progress& progress, const std::function<void()>& opened = {});
 
-// Of both: prints the comparison, writes compare.json and the page. Returns kExitOk or
-// kExitThreshold.
+// After runs of both modes: prints the comparison, writes compare.json and the page. Returns
+// kExitOk or kExitThreshold.
 int compare_modes(const RunFlags& flags);
 
-// `all` with the flags checked and signals noted. What ends it early becomes a message and an exit
-// code: --fail-fast, a signal.
+// Checks the flags, installs the signal handlers, then calls `all`. What ends it early, --fail-fast
+// or a signal, becomes a message and an exit code.
 int run_guarded(const RunFlags& flags, const std::function<int()>& all);
 
 }  // namespace mla

@@ -13,7 +13,7 @@ class App;
 namespace mla {
 
 struct Settings {
-  std::vector<std::string> arguments;          // --name=value, of options the command line has not
+  std::vector<std::string> arguments;          // --name=value, of options not on the command line
   std::map<std::string, std::string> sources;  // "--name" → "MLA_RUN_NAME", "FILE: line 3"
 
   // For an error message about options: where those that it names come from; else "".

@@ -51,8 +51,10 @@ class Comm {
   // Whether a fused all-reduce, over the devices' own memory, is to serve [rows, H]. The same of
   // every rank; its bits are those of all_reduce.
   virtual bool fuses(int64_t /*rows*/, int64_t /*H*/) const { return false; }
-  // Where the partials of a fused call are to be, [rows, H] run dtype. Two buffers take turns: the
-  // fused calls of a step are numbered from 0, and are an even number.
+  // Where the partials of a fused call are to be, [rows, H] run dtype. The fused calls of a step
+  // are numbered from 0. Two buffers take turns, as other ranks may still read the last call's
+  // while the next is filled. So a step makes an even number of calls, two a layer: buffer 0 of the
+  // next step has to follow buffer 1 of this one.
   virtual void* fused_partial(int64_t /*turn*/) { return nullptr; }
   // p.residual += the sum of the ranks' partials, then RMSNorm; p's deltas and rows are not looked
   // at.

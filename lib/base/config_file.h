@@ -1,4 +1,5 @@
-// A file of settings: the part of TOML that names and values need, and INI's plain values.
+// A file of settings: the part of TOML that names and values need, and INI's plain values. Without
+// dotted or quoted keys, nested tables and multi-line strings.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@ struct ConfigEntry {
   int64_t line;                     // from 1
 };
 
-// Lines are `key = value`, `[section]`, blank, or a comment behind # or ;. A value is a "string"
+// Lines are `key = value`, `[section]`, blank, or a comment after # or ;. A value is a "string"
 // with the escapes \" \\ \n \t \r \uXXXX, a 'string' without, a list [a, b] over one or more lines,
 // or plain text up to the end of the line or " #". Throws Error with `what` and the line: on
 // anything else, and on a key that comes twice in one section.

@@ -22,7 +22,7 @@ struct EarlierOutput {
   std::vector<RecordPlace> partial;  // finished records of outputs.jsonl.partial
   int64_t partial_bytes = 0;         // its whole lines; what follows is a torn one
   int64_t partial_size = 0;          // of the file
-  std::vector<RecordPlace> outputs;  // finished records of outputs.jsonl that `partial` has not
+  std::vector<RecordPlace> outputs;  // finished records of outputs.jsonl not in `partial`
   bool has_outputs = false;          // outputs.jsonl is there
   bool complete = false;             // outputs.jsonl is there and all its records are finished
 
@@ -34,7 +34,7 @@ struct OutputOptions {
   std::string dir;         // made where it is not there, parents included
   std::string input_path;  // refused as output; "" or "-": no such file
   bool overwrite = false;  // outputs of an earlier run are removed at the start
-  // Not null: go on behind what the earlier run finished. outputs.jsonl, where it is there, stays
+  // Not null: go on after what the earlier run finished. outputs.jsonl, where it is there, stays
   // until finish() replaces it.
   const EarlierOutput* earlier = nullptr;
 };
@@ -64,7 +64,7 @@ class OutputWriter {
   // Writes outputs.jsonl in order of index, synced, renamed into place; removes the partial.
   void finish();
 
-  // Removes what was written: there was no use in it.
+  // Removes what was written, which is of no use.
   void discard();
 
   int64_t records() const { return static_cast<int64_t>(places_.size()); }

@@ -1,4 +1,4 @@
-// A pipe, a terminal or another stream that may let its reader wait.
+// A pipe, a terminal or another stream whose reader may have to wait.
 #pragma once
 
 #include <array>

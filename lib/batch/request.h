@@ -105,8 +105,8 @@ struct ReaderOptions {
   int64_t vocab_size = 0;     // token ids lie in [0, vocab_size)
   bool has_tokenizer = true;  // false: text, messages and stop strings are bad lines
   size_t max_line_bytes = size_t{64} << 20;
-  // Of a stream that may let its reader wait: whether it has a byte, or its end, at once. Empty: it
-  // always has.
+  // Of a stream whose reader may have to wait: whether it has a byte, or its end, at once. Empty:
+  // it always has.
   std::function<bool()> ready;
 };
 

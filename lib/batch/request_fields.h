@@ -28,7 +28,8 @@ const Json* find_field(const Json& object, const char* key);
                                std::string_view what);
 [[noreturn]] void refuse_unsupported(std::string_view what, const std::string& message);
 
-// Refuses what other programs have and this one has not, unless it says the value without effect.
+// Refuses fields of other programs that this one does not support, unless they have their neutral
+// value.
 // `body`: the line itself, or the body of an OpenAI line.
 void check_unserved(const Json& body, Form form, std::string_view what);
 

@@ -1,4 +1,4 @@
-// What a run's steps computed, one behind the other, in bounded memory.
+// What a run's steps computed, one after the other, in bounded memory.
 #pragma once
 
 #include <cstdint>

@@ -36,7 +36,7 @@ struct Divergence {
   std::optional<int32_t> token_b;
   // Logprob of the best token minus that of the second; absent without logprobs >= 2.
   std::optional<double> margin_a, margin_b;
-  // Where the texts part: the last characters they share and the first of each behind that, with an
+  // Where the texts part: the last characters they share and the first of each after that, with an
   // ellipsis where there are more. Absent where a text is, or where they are the same.
   std::optional<std::string> text_before, text_a, text_b;
 };
@@ -67,7 +67,7 @@ struct CompareReport {
 // Throws Error: a run that is not finished, a torn or foreign line (path and line named).
 CompareReport compare_runs(const std::string& a, const std::string& b);
 
-// What two runs may differ by, and how right they have to be.
+// How far two runs may differ, and the accuracy that they have to reach.
 struct Thresholds {
   double min_match = 1.0;  // share of requests with the same tokens, and with the same bits; [0, 1]
   std::optional<double> max_logprob_diff;   // at least 0; a run without logprobs is beyond it

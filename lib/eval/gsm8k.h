@@ -16,7 +16,7 @@ struct Gsm8kOptions {
   int32_t max_tokens = kAnswerTokens;
 };
 
-// The questions of test.jsonl, each behind its examples of train.jsonl. Throws Error that names the
+// The questions of test.jsonl, each after its examples of train.jsonl. Throws Error that names the
 // file and the line: nothing there, a line that is no question; and UsageError where more examples
 // are asked for than there are. Files of another length than the published ones are a warning.
 EvalTask gsm8k_task(const Gsm8kOptions& options);

@@ -30,7 +30,7 @@ struct RepeatReport {
     PairedRatio ratio;
   };
   int64_t runs = 0;   // of each mode
-  int64_t pairs = 0;  // that have times: a run that went on with an earlier one has not all of them
+  int64_t pairs = 0;  // that have times: a resumed run does not have all of them
   std::vector<Metric> metrics;
   // The smallest share of requests of a repeat that have the tokens and logprob bits of the first
   // run of that mode.

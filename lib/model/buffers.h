@@ -1,4 +1,8 @@
 // Every device buffer of a step, sized for the worst case that the limits allow.
+//
+// Symbols are those of kernels/ops.h (D decode rows of a step, E routed and S shared experts, K
+// routed experts a token, I expert width, W workspace rows), and: B rows of a step; A columns of
+// qkv_a in front of the latent, q_lora_rank or, without it, q_dim.
 #pragma once
 
 #include <cstdint>

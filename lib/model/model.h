@@ -109,10 +109,10 @@ class Model final : public ModelRunner {
   ActivationBuffers a_{};
   bool pending_delta_ = false;  // a_.delta (or partial) has yet to be added to the residual
   std::atomic<uint64_t>* layers_ = nullptr;
-  bool fused_ = false;  // the step's all-reduces are
-  int64_t turn_ = 0;    // of the step's all-reduces
+  bool fused_ = false;  // true while this step uses the fused all-reduce
+  int64_t turn_ = 0;    // number of the next fused all-reduce in this step
   std::vector<int32_t> graph_sizes_;
-  uint64_t replay_keys_ = 0;  // other than those of any other model: its steps have our buffers
+  uint64_t replay_keys_ = 0;  // of this model alone: the recorded steps use its buffers
   std::array<std::byte*, kMaxInFlight> host_{};  // of SampledOutput
   size_t launches_ = 0;
   std::deque<Launched> in_flight_;

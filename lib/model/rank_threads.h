@@ -34,7 +34,7 @@ class RankThreads {
   RankThreads& operator=(const RankThreads&) = delete;
 
   int32_t size() const;
-  // Queues a job, behind the others. Throws as wait() does where a rank has failed.
+  // Queues a job after the others. Throws as wait() does where a rank has failed.
   uint64_t post(Job job);
   // Returns when every rank has run the job. Throws Error that begins with "rank R: ", of the first
   // rank that failed in any job, or says which did not answer in time; so do all later calls.

@@ -25,7 +25,7 @@ struct StepPlan {
   std::vector<int64_t> slots;      // [T] cache slot that the row writes
   int32_t prefill_rows = 0;
 
-  std::vector<int32_t> page_table;  // tables of the step's sequences, one behind the other
+  std::vector<int32_t> page_table;  // tables of the step's sequences, one after the other
   std::vector<PrefillSpan> prefill;
   std::vector<int64_t> prefill_ids;  // Sequence::id of each prefill span
   std::vector<KeySpan> key_spans;    // of all passes

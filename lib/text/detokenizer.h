@@ -40,7 +40,7 @@ class Detokenizer {
   std::vector<std::string> stop_;
   size_t longest_stop_ = 0;
   std::string bytes_;     // an incomplete UTF-8 sequence
-  std::string held_;      // text behind text_ that is not released yet
+  std::string held_;      // text after text_ that is not released yet
   size_t unmatched_ = 0;  // bytes at the front of held_ where no stop string may end
   std::string text_, stop_string_;
   bool stopped_ = false;

@@ -31,7 +31,7 @@ void append_utf8(uint32_t codepoint, std::string& out);
 // Characters that begin in the bytes.
 int64_t count_characters(std::string_view bytes);
 
-// Reads one character of text that is known to be valid, and moves `p` behind it.
+// Reads one character of text that is known to be valid, and moves `p` past it.
 inline uint32_t next_codepoint(const char*& p) {
   const auto* u = reinterpret_cast<const unsigned char*>(p);
   const uint32_t c = u[0];

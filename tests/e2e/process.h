@@ -18,7 +18,7 @@ struct ProcessResult {
   std::string out, err;
 };
 
-// `arguments` is a shell fragment behind the program's path; standard input is empty or `input`;
+// `arguments` is a shell fragment after the program's path; standard input is empty or `input`;
 // `program` stands in the build folder, settings of the environment in front of it.
 inline ProcessResult run_program(const TempDir& dir, const std::string& arguments,
                                  const std::string& input = "/dev/null",

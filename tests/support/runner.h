@@ -93,7 +93,7 @@ struct BatchResult {
   std::vector<int32_t> tokens;
   std::string logprob_hash;
   std::string finish_reason;
-  std::vector<std::pair<int32_t, float>> top;  // of all tokens, one behind the other
+  std::vector<std::pair<int32_t, float>> top;  // of all tokens, one after the other
   int32_t cached_tokens = 0;
   bool operator==(const BatchResult&) const = default;
 };
