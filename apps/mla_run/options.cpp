@@ -140,7 +140,7 @@ std::string check_seed(std::string& text) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error == std::errc() && end == text.data() + text.size()) return "";
-  return fmt::format("--seed: expected an integer of 64 bits, found '{}'", text);
+  return fmt::format("expected an integer of 64 bits, found '{}'", text);
 }
 
 }  // namespace

@@ -15,6 +15,30 @@
 
 namespace {
 
+// CLI11 says "Could not convert: --max-num-seqs = 2.5".
+std::string expected_and_found(const CLI::App& app, const std::string& message) {
+  constexpr std::string_view kBefore = "Could not convert: ";
+  const size_t equals = message.find(" = ");
+  if (!message.starts_with(kBefore) || equals == std::string::npos) return message;
+  const std::string name = message.substr(kBefore.size(), equals - kBefore.size());
+  const char* expected = "another value";
+  for (const CLI::App* command : app.get_subcommands()) {
+    const CLI::Option* option = command->get_option_no_throw(name);
+    if (!option) continue;
+    const std::string type = option->get_type_name();
+    if (type.starts_with("FLOAT")) expected = "a number";
+    if (type.starts_with("INT")) expected = "an integer of 32 bits";
+  }
+  return fmt::format("{}: expected {}, found '{}'", name, expected, message.substr(equals + 3));
+}
+
+std::string failure_text(const CLI::App* app, const CLI::Error& e) {
+  const bool nothing = e.get_name() == "RequiredError" && app->get_subcommands().empty();
+  return fmt::format("mla-run: {}\nmla-run --help and mla-run COMMAND --help say more.\n",
+                     nothing ? "expected a command or a file of prompts, found nothing"
+                             : expected_and_found(*app, e.what()));
+}
+
 // The command line: the program with its subcommands, and what each runs.
 struct CommandLine {
   CLI::App app{
@@ -27,6 +51,7 @@ struct CommandLine {
   CommandLine() {
     app.set_version_flag("--version", "mla-run " MLA_VERSION);
     app.require_subcommand(1);
+    app.failure_message(failure_text);
     add("run", "Generate for every line of a JSONL file (the default command)", mla::add_run);
     add("eval", "Ask the questions of GSM8K, or of a file, and score the answers", mla::add_eval);
     add("compare", "Two finished runs: tokens, log-probabilities, accuracy, timing",

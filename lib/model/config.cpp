@@ -383,6 +383,10 @@ ModelConfig parse_config(std::string_view config_json, std::string_view generati
 ModelConfig load_config(const std::string& model_dir) {
   namespace fs = std::filesystem;
   constexpr size_t kMaxBytes = 1 << 24;
+  std::error_code ignored;
+  if (!fs::is_directory(model_dir, ignored))
+    fail("{}: expected a folder with a Hugging Face checkpoint, found {}", model_dir,
+         fs::exists(model_dir, ignored) ? "a file" : "none");
   const std::string generation = (fs::path(model_dir) / "generation_config.json").string();
   const std::string config_text =
       read_file((fs::path(model_dir) / "config.json").string(), kMaxBytes);

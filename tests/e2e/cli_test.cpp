@@ -208,6 +208,12 @@ TEST_CASE("Options that cannot work are told before anything is loaded and exit 
     CHECK(!has(result.err, "loaded"));
     return result.err;
   };
+  CHECK(has(message("--max-num-seqs 2.5"),
+            "mla-run: --max-num-seqs: expected an integer of 32 bits, found '2.5'"));
+  CHECK(has(message("--max-tokens 2147483648"), "expected an integer of 32 bits"));
+  CHECK(has(message("--temperature x"), "mla-run: --temperature: expected a number, found 'x'"));
+  CHECK(has(message("--seed x"), "mla-run: --seed: expected an integer of 64 bits, found 'x'"));
+  CHECK(has(run_program(dir, "").err, "expected a command or a file of prompts, found nothing"));
   const std::string budget = message("--max-num-batched-tokens 100");
   CHECK((has(budget, "100") && has(budget, "4096") && has(budget, "max_num_seqs")));
   CHECK(has(message("--dtype float16"), "overflow"));
