@@ -39,17 +39,26 @@ void print_names(const char* what, const std::vector<std::string>& names) {
   if (names.size() > kShown) fmt::print("  and {} more\n", names.size() - kShown);
 }
 
-int inspect_index(const std::string& dir, const ModelConfig& config) {
-  const std::vector<TensorEntry> table = tensor_table(config);
-  const IndexReport report =
-      check_index(read_index(dir + "/model.safetensors.index.json"), tensor_specs(config));
-  fmt::print("expected {} tensors, {} parameters, {} bytes in bfloat16\n", table.size(),
-             total_parameters(table), report.expected_bytes);
-  print_names("missing from the index", report.missing);
-  print_names("in the index, not expected", report.unexpected);
+void print_total_size(const IndexReport& report) {
+  if (report.total_size == 0) {
+    fmt::print("the index has no total_size\n");
+    return;
+  }
   fmt::print(
       "total_size of the index: {} bytes, {}\n", report.total_size,
       report.size_agrees() ? "as expected" : fmt::format("expected {}", report.expected_bytes));
+}
+
+int inspect_index(const std::string& dir, const ModelConfig& config) {
+  const std::vector<TensorEntry> table = tensor_table(config);
+  const DType stored = config.stored_dtype();
+  const IndexReport report =
+      check_index(read_index(dir + "/model.safetensors.index.json"), tensor_specs(config), stored);
+  fmt::print("expected {} tensors, {} parameters, {} bytes in {}\n", table.size(),
+             total_parameters(table), report.expected_bytes, name_of(stored));
+  print_names("missing from the index", report.missing);
+  print_names("in the index, not expected", report.unexpected);
+  print_total_size(report);
   // Extra tensors are a warning of a run; what is missing or of another size is not served.
   return report.missing.empty() && report.size_agrees() ? kExitOk : kExitFatal;
 }

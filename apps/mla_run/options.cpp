@@ -119,7 +119,7 @@ DType EngineFlags::run_dtype(const ModelConfig& config) const {
         "bfloat16 or float32",
         dtype);
   if (dtype != "auto") usage_fail("--dtype: expected auto, bfloat16 or float32, found '{}'", dtype);
-  return config.dtype == "float32" ? DType::f32 : DType::bf16;
+  return config.stored_dtype() == DType::f32 ? DType::f32 : DType::bf16;
 }
 
 int32_t EngineFlags::default_max_seqs(DeviceKind kind) {

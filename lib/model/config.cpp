@@ -348,6 +348,12 @@ void read_dtype(const Json& c, ModelConfig& m) {
 
 }  // namespace
 
+DType ModelConfig::stored_dtype() const {
+  for (const DType known : {DType::f32, DType::f16})
+    if (dtype == name_of(known)) return known;
+  return DType::bf16;
+}
+
 ModelConfig parse_config(std::string_view config_json, std::string_view generation_json) {
   const Json c = parse_json(config_json, kWhat);
   if (!c.is_object()) fail("{}: expected an object, found {}", kWhat, describe(c));

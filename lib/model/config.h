@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "lib/base/dtype.h"
+
 namespace mla {
 
 // YaRN as DeepSeek-V2 uses it (rope_scaling or rope_parameters of type yarn).
@@ -54,6 +56,8 @@ struct ModelConfig {
   int32_t q_dim() const { return num_heads * (qk_nope_head_dim + qk_rope_head_dim); }
   int32_t kv_a_dim() const { return kv_lora_rank + qk_rope_head_dim; }
   int32_t kv_b_dim() const { return num_heads * (qk_nope_head_dim + v_head_dim); }
+  // What `dtype` says that the tensors are; bfloat16 where it says nothing of use.
+  DType stored_dtype() const;
   bool is_moe(int32_t layer) const { return layer >= first_k_dense_replace; }
 };
 

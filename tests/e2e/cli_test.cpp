@@ -352,6 +352,29 @@ TEST_CASE("A broken checkpoint ends the run with a message that names the file")
   CHECK(run_program(dir, "inspect " + source_path("tests/data/tiny-random")).exit_code == 0);
 }
 
+TEST_CASE("An index is checked against the sizes of the dtype that the config names") {
+  TempDir dir;
+  fs::create_directory(dir / "m");
+  Json config = read_json(source_path("tests/data/tiny-random/config.json"));
+  Json index = read_json(source_path("tests/data/tiny-random/model.safetensors.index.json"));
+  const auto inspect = [&](int exit_code) {
+    write_text(dir / "m/config.json", config.dump());
+    write_text(dir / "m/model.safetensors.index.json", index.dump());
+    const ProcessResult result = run_program(dir, "inspect --index-only " + (dir / "m"));
+    CHECK(result.exit_code == exit_code);
+    return result.out;
+  };
+  CHECK(has(inspect(0), "total_size of the index: 2738048 bytes, as expected"));
+  config["dtype"] = "float32";
+  CHECK(has(inspect(1), "total_size of the index: 2738048 bytes, expected 5476096"));
+  index["metadata"]["total_size"] = 5476096;
+  const std::string out = inspect(0);
+  CHECK(has(out, "83 tensors, 1369024 parameters, 5476096 bytes in float32"));
+  CHECK(has(out, "total_size of the index: 5476096 bytes, as expected"));
+  index.erase("metadata");
+  CHECK(has(inspect(0), "the index has no total_size"));
+}
+
 TEST_CASE("The released index passes inspection and its memory plan is shown") {
   if (assets().empty()) MLA_SKIP("the released configs are not there (MLA_TEST_ASSETS)");
   TempDir dir;

@@ -434,6 +434,11 @@ TEST_CASE("Tied embeddings are served and the dtype keys must agree") {
         "field 'dtype': expected \"bfloat16\" as in torch_dtype, found \"float16\"");
   c.erase("torch_dtype");
   CHECK(parse(c).dtype.empty());
+  CHECK(parse(c).stored_dtype() == DType::bf16);
+  for (const DType dtype : {DType::bf16, DType::f32, DType::f16}) {
+    c["dtype"] = std::string(name_of(dtype));
+    CHECK(parse(c).stored_dtype() == dtype);
+  }
 }
 
 TEST_CASE("A config is read from its directory with or without the generation config") {
