@@ -31,8 +31,8 @@ Command add_plan(CLI::App& app) {
     print_warnings(config.warnings);
     const DType dtype = flags->engine.run_dtype(config);
     const auto backend = make_counting_backend(device, dtype);
-    // Only config.json is read: float32 weights are what a float32 config says.
-    const DType stored = config.dtype == "float32" ? DType::f32 : DType::bf16;
+    // Only config.json is read: it says how the weights are stored.
+    const DType stored = flags->engine.dummy() ? DType::bf16 : config.stored_dtype();
     const int32_t ranks = flags->engine.tensor_parallel;
     check_tensor_parallel(config, ranks);
     const size_t weights = weight_bytes(config, {.size = ranks}, *backend, stored);

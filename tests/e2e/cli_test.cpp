@@ -390,6 +390,27 @@ TEST_CASE("The released index passes inspection and its memory plan is shown") {
   CHECK(has(plan.out, "does not fit"));
 }
 
+TEST_CASE("A plan counts the weights as the run will hold them") {
+  TempDir dir;
+  fs::create_directory(dir / "m");
+  Json config = read_json(source_path("tests/data/tiny-random/config.json"));
+  const auto weights = [&](const char* stored, const std::string& options) {
+    config["dtype"] = stored;
+    write_text(dir / "m/config.json", config.dump());
+    const ProcessResult result =
+        run_program(dir, "plan --device cpu --json " + options + " -m " + (dir / "m"));
+    INFO(result.err);
+    REQUIRE(result.exit_code == 0);
+    return Json::parse(result.out).at(0).at("bytes").at("weights").get<uint64_t>();
+  };
+  const uint64_t narrow = weights("bfloat16", "--dtype float32");
+  const uint64_t wide = weights("float32", "--dtype float32");
+  CHECK(wide > narrow * 3 / 2);
+  CHECK(weights("float16", "--dtype float32") == wide);  // which bfloat16 does not hold
+  CHECK(weights("float16", "--dtype bfloat16") == narrow);
+  CHECK(weights("float32", "--dtype float32 --load-format dummy") == narrow);
+}
+
 TEST_CASE("Dummy weights need config.json alone and are the same every time") {
   TempDir dir;
   fs::create_directory(dir / "m");
