@@ -58,6 +58,10 @@ DeviceKind choose_device(const std::string& device) {
   return DeviceKind::cpu;
 }
 
+DeviceKind choose_planned_device(const std::string& device) {
+  return device == "cpu" ? DeviceKind::cpu : DeviceKind::cuda;
+}
+
 DeviceMemory device_memory(DeviceKind device, DeviceCount count) {
   if (device == DeviceKind::cpu) return {"cpu"};
   check_gpus(count);
@@ -94,6 +98,14 @@ DeviceKind choose_device(const std::string& device) {
   if (device == "cuda")
     usage_fail("--device cuda: this build has no CUDA backend; use --device cpu");
   return DeviceKind::cpu;
+}
+
+DeviceKind choose_planned_device(const std::string& device) {
+  if (device == "auto")
+    usage_fail(
+        "--device-memory: expected a build with CUDA, as the memory is a GPU's; found one without: "
+        "use --device cpu");
+  return choose_device(device);
 }
 
 void check_dtype(DeviceKind, DType) {}

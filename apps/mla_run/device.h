@@ -16,6 +16,9 @@ enum class DeviceKind : uint8_t { cpu, cuda };
 // Of --device: auto is cuda where this build has it and a GPU that it serves is there, else cpu.
 // Throws UsageError for cuda in a build without it.
 DeviceKind choose_device(const std::string& device);
+// Of --device beside --device-memory, which no GPU has to be there for: auto is cuda. Throws
+// UsageError in a build without it, unless the device is cpu.
+DeviceKind choose_planned_device(const std::string& device);
 
 struct DeviceMemory {
   std::string name;

@@ -390,6 +390,33 @@ TEST_CASE("The released index passes inspection and its memory plan is shown") {
   CHECK(has(plan.out, "does not fit"));
 }
 
+TEST_CASE("A plan for a device's memory is a GPU's unless the device is the CPU") {
+  TempDir dir;
+  const auto plan = [&](const std::string& options) {
+    return run_program(dir, "plan " + kTiny + options, "/dev/null", "CUDA_VISIBLE_DEVICES=");
+  };
+  const ProcessResult gpu = plan("--device-memory 16G");
+  INFO(gpu.out << gpu.err);
+#ifdef MLA_WITH_CUDA
+  CHECK(gpu.exit_code == 0);
+  CHECK(has(gpu.out, "CUDA context reserve"));
+  CHECK(has(gpu.out, "of 17179869184 bytes: fits"));
+  CHECK(plan("--device-memory 16G --device cuda").out == gpu.out);
+  CHECK(plan("--device-memory 1M").exit_code == 2);
+#else
+  CHECK(gpu.exit_code == 2);
+  CHECK(has(gpu.err, "--device-memory: expected a build with CUDA"));
+#endif
+  const ProcessResult cpu = plan("--device cpu --chunked-prefill both --device-memory 16G");
+  CHECK(cpu.exit_code == 0);
+  CHECK(has(cpu.out, "of 17179869184 bytes: fits"));
+  const ProcessResult small = plan("--device cpu --device-memory 1M");
+  CHECK(small.exit_code == 1);
+  CHECK(has(small.out, "of 1048576 bytes: does not fit"));
+  CHECK(plan("").exit_code == 0);
+  CHECK(has(plan("--device cpu --device-memory 0").err, "expected at least a byte, found 0"));
+}
+
 TEST_CASE("A plan counts the weights as the run will hold them") {
   TempDir dir;
   fs::create_directory(dir / "m");
