@@ -10,8 +10,9 @@ namespace {
 
 class Walk {
  public:
-  Walk(const ModelConfig& config, Rank rank, ModelWeights& weights)
-      : local_(rank_config(config, rank.size)), rank_(rank), table_(tensor_table(config)) {
+  Walk(const ModelConfig& config, Rank rank, ModelWeights& weights, bool with_pieces)
+      : local_(rank_config(config, rank.size)), rank_(rank), with_pieces_(with_pieces) {
+    if (with_pieces) table_ = tensor_table(config);
     for (size_t i = 0; i < table_.size(); ++i) places_.emplace(table_[i].name, i);
     const int64_t H = local_.hidden_size, vocab = local_.vocab_size;
     weights.layers.resize(static_cast<size_t>(local_.num_layers));
@@ -41,6 +42,7 @@ class Walk {
 
   // The rank's share; `extent`: of the matrix, along the axis that is cut, or rows of a whole one.
   WeightPiece piece(const TensorEntry& tensor, int64_t extent, To to) const {
+    if (!with_pieces_) return {};
     WeightPiece p{.name = tensor.name,
                   .expert = to.expert,
                   .row_begin = to.row_begin,
@@ -66,7 +68,7 @@ class Walk {
     return piece(tensor, extent, To{});
   }
   WeightPiece piece(const std::string& name, int64_t extent, To to) const {
-    return piece(table_[places_.at(name)], extent, to);
+    return with_pieces_ ? piece(table_[places_.at(name)], extent, to) : WeightPiece{};
   }
   WeightPiece piece(const std::string& name, int64_t extent) const {
     return piece(name, extent, To{});
@@ -116,25 +118,37 @@ class Walk {
     const int64_t H = local_.hidden_size, I = local_.moe_intermediate_size;
     const int64_t E = local_.num_experts, S = local_.num_shared_experts;
     matrix(w.router, MatrixKind::linear, E, H, {piece(mlp + "gate.weight", E)});
+    ExpertPieces pieces;
+    if (with_pieces_) pieces = expert_pieces(mlp);
+    matrix(w.experts_gate_up, MatrixKind::gate_up, 2 * I, H, std::move(pieces.gate_up), E + S);
+    matrix(w.experts_down, MatrixKind::linear, H, I, std::move(pieces.down), E + S);
+  }
+
+  struct ExpertPieces {
     std::vector<WeightPiece> gate_up, down;
+  };
+  ExpertPieces expert_pieces(const std::string& mlp) const {
+    const int64_t I = local_.moe_intermediate_size;
+    const int64_t E = local_.num_experts, S = local_.num_shared_experts;
+    ExpertPieces pieces;
     const auto expert = [&](const std::string& at, To to) {
       To up = to;
       up.row_begin = I;
-      gate_up.push_back(piece(at + "gate_proj.weight", I, to));
-      gate_up.push_back(piece(at + "up_proj.weight", I, up));
-      down.push_back(piece(at + "down_proj.weight", I, to));
+      pieces.gate_up.push_back(piece(at + "gate_proj.weight", I, to));
+      pieces.gate_up.push_back(piece(at + "up_proj.weight", I, up));
+      pieces.down.push_back(piece(at + "down_proj.weight", I, to));
     };
     for (int64_t e = 0; e < E; ++e) expert(fmt::format("{}experts.{}.", mlp, e), {.expert = e});
     // One MLP of width S·I is S experts, each of which is cut.
     for (int64_t s = 0; s < S; ++s)
       expert(mlp + "shared_experts.", {.expert = E + s, .part = s, .parts = S});
-    matrix(w.experts_gate_up, MatrixKind::gate_up, 2 * I, H, std::move(gate_up), E + S);
-    matrix(w.experts_down, MatrixKind::linear, H, I, std::move(down), E + S);
+    return pieces;
   }
 
   const ModelConfig local_;
   const Rank rank_;
-  const std::vector<TensorEntry> table_;
+  const bool with_pieces_;
+  std::vector<TensorEntry> table_;  // empty without pieces
   std::unordered_map<std::string, size_t> places_;
   WeightPlan plan_;
 };
@@ -142,7 +156,11 @@ class Walk {
 }  // namespace
 
 WeightPlan plan_weights(const ModelConfig& config, Rank rank, ModelWeights& weights) {
-  return Walk(config, rank, weights).take();
+  return Walk(config, rank, weights, true).take();
+}
+
+WeightPlan plan_weight_sizes(const ModelConfig& config, int32_t ranks, ModelWeights& weights) {
+  return Walk(config, {.size = ranks}, weights, false).take();
 }
 
 }  // namespace mla

@@ -44,4 +44,8 @@ struct WeightPlan {
 // `config` is the whole model's. The targets are in `weights`, whose layers are made here.
 WeightPlan plan_weights(const ModelConfig& config, Rank rank, ModelWeights& weights);
 
+// The same without pieces, which are many where the experts are: what each of the ranks has room
+// for.
+WeightPlan plan_weight_sizes(const ModelConfig& config, int32_t ranks, ModelWeights& weights);
+
 }  // namespace mla

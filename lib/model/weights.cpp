@@ -180,15 +180,21 @@ ModelWeights dummy_weights(const ModelConfig& config, Rank rank, Backend& backen
 }
 
 size_t weight_bytes(const ModelConfig& config, Rank rank, const Backend& backend, DType stored) {
+  constexpr size_t kMost = size_t{1} << 62;  // a plan adds to it
   const ModelConfig local = rank_config(config, rank.size);
   ModelWeights weights;
-  const WeightPlan plan = plan_weights(config, rank, weights);
+  const WeightPlan plan = plan_weight_sizes(config, rank.size, weights);
   size_t bytes = 0;
+  const auto add = [&](size_t more) {
+    if (more > kMost - bytes) fail("weights: expected at most {} bytes a rank, found more", kMost);
+    bytes += more;
+  };
   for (const VectorPlan& vector : plan.vectors)
-    bytes += static_cast<size_t>(vector.size) * sizeof(float);
+    add(static_cast<size_t>(vector.size) * sizeof(float));
+  // A matrix alone stays far below: its sizes are those of a config that was read.
   for (const MatrixPlan& matrix : plan.matrices)
-    bytes += backend.matrix_bytes(matrix.kind, matrix.experts, matrix.rows, matrix.cols, stored,
-                                  local.num_heads, local.qk_nope_head_dim);
+    add(backend.matrix_bytes(matrix.kind, matrix.experts, matrix.rows, matrix.cols, stored,
+                             local.num_heads, local.qk_nope_head_dim));
   return bytes;
 }
 

@@ -56,7 +56,7 @@ ModelWeights dummy_weights(const ModelConfig& config, Rank rank, Backend& backen
                            const LoadProgress& progress);
 
 // Bytes that a rank's weights take on the backend, the same for all; `stored` is the dtype of the
-// checkpoint.
+// checkpoint. Throws Error past 2^62, and what the backend throws for sizes that it does not take.
 size_t weight_bytes(const ModelConfig& config, Rank rank, const Backend& backend, DType stored);
 
 // Bytes that load_weights reads.

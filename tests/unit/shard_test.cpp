@@ -6,6 +6,7 @@
 #include <set>
 #include <tuple>
 
+#include "kernels/cpu/cpu_backend.h"
 #include "lib/base/error.h"
 #include "lib/model/tensor_table.h"
 #include "lib/model/weight_plan.h"
@@ -153,6 +154,37 @@ TEST_CASE("The ranks together read every element of what is cut once and the res
   for (const int32_t size : {2, 4, 8, 16}) check_cover(lite(), size);
   for (const char* name : {"odd_plain", "odd_groups"}) check_cover(odd(name), 3);
   for (const char* name : {"lite_yarn", "lite_groups", "lite_dense"}) check_cover(odd(name), 2);
+}
+
+TEST_CASE("Sizes without pieces are those of the plan of every rank") {
+  for (const auto& [config, size] : {std::pair(lite(), 8),
+                                     {odd("odd_groups"), 3},
+                                     {odd("odd_tied"), 1},
+                                     {odd("lite_dense"), 2}}) {
+    ModelWeights weights, sizes;
+    const WeightPlan want = plan_weights(config, {.index = size - 1, .size = size}, weights);
+    const WeightPlan got = plan_weight_sizes(config, size, sizes);
+    REQUIRE(got.matrices.size() == want.matrices.size());
+    for (size_t i = 0; i < got.matrices.size(); ++i) {
+      const MatrixPlan &a = got.matrices[i], &b = want.matrices[i];
+      CHECK(a.pieces.empty());
+      CHECK(std::tuple(a.kind, a.experts, a.rows, a.cols) ==
+            std::tuple(b.kind, b.experts, b.rows, b.cols));
+    }
+    REQUIRE(got.vectors.size() == want.vectors.size());
+    for (size_t i = 0; i < got.vectors.size(); ++i)
+      CHECK(got.vectors[i].size == want.vectors[i].size);
+  }
+}
+
+TEST_CASE("Weights that no 64 bits count are refused") {
+  ModelConfig config = lite();
+  const auto backend = make_cpu_backend(DType::bf16, 1);
+  config.num_layers = config.num_experts = 4096;
+  CHECK(weight_bytes(config, {}, *backend, DType::bf16) > (uint64_t{1} << 47));
+  config.hidden_size = config.moe_intermediate_size = 1 << 20;
+  CHECK(error_text([&] { weight_bytes(config, {}, *backend, DType::bf16); }) ==
+        "weights: expected at most 4611686018427387904 bytes a rank, found more");
 }
 
 TEST_CASE("A single rank has every tensor whole") {
