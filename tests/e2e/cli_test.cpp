@@ -461,19 +461,5 @@ TEST_CASE("Dummy weights need config.json alone and are the same every time") {
   CHECK(tokens[0] == tokens[1]);
 }
 
-// The rule that keeps the libraries free of devices.
-TEST_CASE("No file of lib includes a CUDA or NCCL header") {
-  int64_t files = 0;
-  for (const auto& entry : fs::recursive_directory_iterator(source_path("lib"))) {
-    if (!entry.is_regular_file()) continue;
-    ++files;
-    const std::string text = read_file(entry.path().string());
-    for (const char* header :
-         {"<cuda", "\"cuda", "<cublas", "<nccl", "kernels/cuda", "kernels/cpu"})
-      CHECK(!has(text, std::string("#include ") + header));
-  }
-  CHECK(files > 20);
-}
-
 }  // namespace
 }  // namespace mla::test::cli_test
