@@ -2,7 +2,7 @@
 #include <filesystem>
 
 #include "tests/e2e/process.h"
-#include "tests/support/runner.h"
+#include "tests/support/devices.h"
 
 namespace mla::test::cuda_cli_test {
 namespace {
@@ -11,15 +11,6 @@ namespace fs = std::filesystem;
 
 const std::string kTiny = "-m " + source_path("tests/data/tiny-random") + " ";
 const std::string kPrompts = source_path("tests/data/tiny-prompts.jsonl");
-
-bool no_gpu() {
-  const std::string absence = cuda_absence();
-  if (absence.empty()) return false;
-  if (std::getenv("MLA_REQUIRE_CUDA")) FAIL(absence);
-  std::printf("SKIPPED: %s\n", absence.c_str());
-  SUCCEED("SKIPPED");
-  return true;
-}
 
 TEST_CASE("A GPU that is asked for and not there is a clear error") {
   TempDir dir;
@@ -43,7 +34,7 @@ TEST_CASE("A GPU that is asked for and not there is a clear error") {
 }
 
 TEST_CASE("The quickstart's model solves word problems on a GPU, alike in both modes") {
-  if (no_gpu()) return;
+  MLA_NEED_CUDA();
   TempDir dir;
   const ProcessResult result =
       run_program(dir, "-m " + source_path("examples/word-problems") +
@@ -59,7 +50,7 @@ TEST_CASE("The quickstart's model solves word problems on a GPU, alike in both m
 }
 
 TEST_CASE("Both modes on a GPU are the same bits, and so they are without graphs") {
-  if (no_gpu()) return;
+  MLA_NEED_CUDA();
   TempDir dir;
   const std::string common = kTiny + "--device cuda --logprobs 2 --gpu-memory-utilization 0.1 ";
   const ProcessResult result =
@@ -83,7 +74,7 @@ TEST_CASE("Both modes on a GPU are the same bits, and so they are without graphs
 // The driver counts the whole GPU: this looks only where nothing else runs on it (tests/gpu.sh).
 TEST_CASE("A run takes the memory that was planned and none after its start") {
   if (!std::getenv("MLA_GPU_ALONE")) MLA_SKIP("MLA_GPU_ALONE is not set");
-  if (no_gpu()) return;
+  MLA_NEED_CUDA();
   TempDir dir;
   const ProcessResult result = run_program(
       dir, kTiny + "--device cuda --chunked-prefill on -o " + (dir / "out") + " " + kPrompts);
@@ -97,7 +88,7 @@ TEST_CASE("A run takes the memory that was planned and none after its start") {
 }
 
 TEST_CASE("What a GPU cannot hold is refused with its numbers") {
-  if (no_gpu()) return;
+  MLA_NEED_CUDA();
   TempDir dir;
   const auto refused = [&](const std::string& options) {
     const ProcessResult result = run_program(

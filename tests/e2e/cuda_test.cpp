@@ -4,6 +4,7 @@
 
 #include "tests/e2e/bit_contract.h"
 #include "tests/support/compare.h"
+#include "tests/support/devices.h"
 
 namespace mla::test::cuda_test {
 namespace {
@@ -17,16 +18,6 @@ const std::vector<std::string> kCheckpoints = {"lite_dense",           "lite_gro
 constexpr double kLogitTolerance = 2e-2;
 // Nearer router scores may choose another expert, and the row says nothing of the arithmetic.
 constexpr float kRouterGap = 2e-3f;
-
-// True where the test has nothing to run on; with MLA_REQUIRE_CUDA that fails it.
-bool no_cuda() {
-  const std::string absence = cuda_absence();
-  if (absence.empty()) return false;
-  if (std::getenv("MLA_REQUIRE_CUDA")) FAIL(absence);
-  std::printf("SKIPPED: %s\n", absence.c_str());
-  SUCCEED("SKIPPED");
-  return true;
-}
 
 // Logits of all positions of a prompt, [T, vocab].
 std::vector<float> logits_of(LoadedModel& loaded, const RunOptions& options,
@@ -58,7 +49,7 @@ int64_t beyond(const CompareResult& result, const std::vector<uint8_t>& skip) {
 // differ in no more rows than rounding itself changes; and in all rows the error against float32 is
 // that of the CPU backend.
 TEST_CASE("Logits of the CUDA backend are those of the CPU backend in both modes") {
-  if (no_cuda()) return;
+  MLA_NEED_CUDA();
   TempDir dir;
   for (const std::string& name : kCheckpoints) {
     const Expected expected = load_expected(kRoot, name);
@@ -112,7 +103,7 @@ TEST_CASE("Logits of the CUDA backend are those of the CPU backend in both modes
 }
 
 TEST_CASE("Greedy tokens of the CUDA backend are the CPU's where their margin exceeds the error") {
-  if (no_cuda()) return;
+  MLA_NEED_CUDA();
   TempDir dir;
   for (const std::string& name : kCheckpoints) {
     const Expected expected = load_expected(kRoot, name);
@@ -162,12 +153,12 @@ TEST_CASE("Greedy tokens of the CUDA backend are the CPU's where their margin ex
 }
 
 TEST_CASE("The bits of a request depend on nothing around it on CUDA") {
-  if (no_cuda()) return;
+  MLA_NEED_CUDA();
   check_contract("lite_yarn", DType::bf16, BackendKind::cuda);
 }
 
 TEST_CASE("The bits hold with expert groups on CUDA") {
-  if (no_cuda()) return;
+  MLA_NEED_CUDA();
   check_contract("lite_groups", DType::bf16, BackendKind::cuda);
 }
 

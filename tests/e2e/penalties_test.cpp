@@ -4,6 +4,7 @@
 #include <random>
 
 #include "tests/support/catch.h"
+#include "tests/support/devices.h"
 #include "tests/support/runner.h"
 #include "tests/support/synthetic.h"
 

@@ -2,6 +2,7 @@
 #include <random>
 
 #include "tests/e2e/process.h"
+#include "tests/support/devices.h"
 #include "tests/support/runner.h"
 #include "tests/support/synthetic.h"
 

@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "tests/e2e/child.h"
-#include "tests/support/runner.h"
+#include "tests/support/devices.h"
 
 namespace mla::test::tensor_parallel_cli_test {
 namespace {
@@ -143,10 +143,7 @@ TEST_CASE("An option of the environment names the number of ranks too") {
 }
 
 TEST_CASE("Two GPUs solve the word problems alike in both modes") {
-  const std::string absence = cuda_ranks_absence(2);
-  const char* required = std::getenv("MLA_REQUIRE_GPUS");
-  if (!absence.empty() && required && std::atoi(required) >= 2) FAIL(absence);
-  if (!absence.empty()) MLA_SKIP(absence.c_str());
+  MLA_NEED_GPUS(2);
   TempDir dir;
   const ProcessResult result = run_program(
       dir, "-m " + source_path("examples/word-problems") +
@@ -169,22 +166,26 @@ TEST_CASE("Two GPUs solve the word problems alike in both modes") {
 }
 
 TEST_CASE("More GPUs than there are is said before anything is loaded") {
+  MLA_NEED_CUDA();
   TempDir dir;
   const std::string command = "-m " + source_path("tests/data/tiny-random") + " --device cuda -o " +
                               (dir / "out") + " " + kPrompts + " ";
-  for (const auto& [options, wanted] :
-       {std::pair("-tp 2", "2 GPUs for --tensor-parallel-size 2"),
-        {"-dp 3", "3 GPUs for --data-parallel-size 3"},
-        {"-tp 2 -dp 2", "4 GPUs for --tensor-parallel-size 2 and --data-parallel-size 2"}}) {
+  const auto refused = [&](const std::string& options, const std::string& message) {
     const ProcessResult result =
         run_program(dir, command + options, "/dev/null", "CUDA_VISIBLE_DEVICES=0");
-    if (has(result.err, "no CUDA backend") || has(result.err, "with its driver"))
-      MLA_SKIP("no GPU");
-    if (has(result.err, "a build with NCCL")) MLA_SKIP("a build without NCCL");
     CHECK(result.exit_code == 2);
-    CHECK(has(result.err, "expected " + std::string(wanted) + ", found 1"));
+    CHECK(has(result.err, message));
     CHECK(!fs::exists(dir / "out"));
-  }
+  };
+  refused("-dp 3", "expected 3 GPUs for --data-parallel-size 3, found 1");
+#ifdef MLA_WITH_NCCL
+  refused("-tp 2", "expected 2 GPUs for --tensor-parallel-size 2, found 1");
+  refused("-tp 2 -dp 2",
+          "expected 4 GPUs for --tensor-parallel-size 2 and --data-parallel-size 2, found 1");
+#else
+  for (const char* options : {"-tp 2", "-tp 2 -dp 2"})
+    refused(options, "--tensor-parallel-size 2: expected a build with NCCL");
+#endif
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "lib/base/json.h"
 #include "tests/e2e/bit_contract.h"
 #include "tests/support/compare.h"
+#include "tests/support/devices.h"
 
 namespace mla::test::tensor_parallel_test {
 namespace {
@@ -139,19 +140,8 @@ TEST_CASE("The bits hold with three ranks of uneven shares in bfloat16") {
   check_contract("odd_groups", DType::bf16, BackendKind::cpu, 3);
 }
 
-// Ends a test that needs GPUs: as skipped, or as failed where $MLA_REQUIRE_GPUS asks for as many.
-bool no_gpus(int32_t ranks) {
-  const std::string absence = cuda_ranks_absence(ranks);
-  if (absence.empty()) return false;
-  const char* required = std::getenv("MLA_REQUIRE_GPUS");
-  if (required && std::atoi(required) >= ranks) FAIL(absence);
-  std::printf("SKIPPED: %s\n", absence.c_str());
-  SUCCEED("SKIPPED");
-  return true;
-}
-
 TEST_CASE("Logits of two GPUs are near those of two ranks of the CPU") {
-  if (no_gpus(2)) return;
+  MLA_NEED_GPUS(2);
   TempDir dir;
   for (const char* name : {"lite_yarn", "lite_groups", "lite_dense"}) {
     const std::string path = checkpoint_with(dir, name, 0);
@@ -173,12 +163,12 @@ TEST_CASE("Logits of two GPUs are near those of two ranks of the CPU") {
 }
 
 TEST_CASE("The bits of a request of two GPUs depend on nothing around it") {
-  if (no_gpus(2)) return;
+  MLA_NEED_GPUS(2);
   check_contract("lite_yarn", DType::bf16, BackendKind::cuda, 2);
 }
 
 TEST_CASE("The bits hold on four GPUs, whose sums are gathered") {
-  if (no_gpus(4)) return;
+  MLA_NEED_GPUS(4);
   TempDir dir;
   const std::string path = checkpoint_with(dir, "lite_yarn", 4);
   LoadedModel gpus(path, DType::bf16, 1, BackendKind::cuda, 4);

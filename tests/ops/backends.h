@@ -20,6 +20,7 @@
 #include "kernels/ops.h"
 #include "tests/support/catch.h"
 #include "tests/support/compare.h"
+#include "tests/support/devices.h"
 
 namespace mla::test {
 
@@ -38,24 +39,6 @@ struct BackendCase {
   bool rounds() const { return dtype == DType::bf16; }
   float round(float x) const { return rounds() ? to_f32(to_bf16(x)) : x; }
 };
-
-// Why the CUDA backend cannot take part, or "".
-inline std::string cuda_missing() {
-#ifdef MLA_WITH_CUDA
-  return cuda_available() ? "" : "no Hopper GPU";
-#else
-  return "a build without the CUDA backend";
-#endif
-}
-
-// Ends a test that is of the CUDA backend alone: as skipped, or as failed where a GPU is asked for.
-#define MLA_NEED_CUDA()                                      \
-  do {                                                       \
-    const std::string missing = ::mla::test::cuda_missing(); \
-    if (missing.empty()) break;                              \
-    if (std::getenv("MLA_REQUIRE_CUDA")) FAIL(missing);      \
-    MLA_SKIP(missing.c_str());                               \
-  } while (0)
 
 inline std::vector<BackendCase> backend_cases() {
   std::vector<BackendCase> cases;

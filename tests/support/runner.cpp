@@ -13,44 +13,20 @@
 #include "lib/base/error.h"
 #include "lib/model/shard.h"
 #include "lib/model/tensor_table.h"
+#include "tests/support/devices.h"
 
 namespace mla::test {
 
+namespace {
+
+std::unique_ptr<Backend> make_backend(BackendKind kind, DType dtype, int threads,
+                                      [[maybe_unused]] int32_t rank) {
 #ifdef MLA_WITH_CUDA
-std::string cuda_absence() { return cuda_available() ? "" : "no Hopper GPU"; }
-
-namespace {
-
-std::unique_ptr<Backend> make_backend(BackendKind kind, DType dtype, int threads, int32_t rank) {
   if (kind == BackendKind::cuda) return make_cuda_backend({.device = rank});
-  return make_cpu_backend(dtype, threads);
-}
-
-}  // namespace
-#else
-std::string cuda_absence() { return "a build without the CUDA backend"; }
-
-namespace {
-
-std::unique_ptr<Backend> make_backend(BackendKind kind, DType dtype, int threads, int32_t) {
+#endif
   if (kind == BackendKind::cuda) fail("{}", cuda_absence());
   return make_cpu_backend(dtype, threads);
 }
-
-}  // namespace
-#endif
-
-#ifdef MLA_WITH_NCCL
-std::string cuda_ranks_absence(int32_t ranks) {
-  const std::string none = cuda_absence();
-  if (!none.empty()) return none;
-  return cuda_device_count() < ranks ? fmt::format("fewer than {} GPUs", ranks) : "";
-}
-#else
-std::string cuda_ranks_absence(int32_t) { return "a build without NCCL"; }
-#endif
-
-namespace {
 
 using MakeComm = std::function<std::shared_ptr<Comm>(int32_t rank, Backend&)>;
 

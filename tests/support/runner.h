@@ -18,12 +18,6 @@ namespace mla::test {
 
 enum class BackendKind : uint8_t { cpu, cuda };
 
-// Why there is no CUDA backend, or "".
-std::string cuda_absence();
-
-// Why there are not so many GPUs that can work together, or "".
-std::string cuda_ranks_absence(int32_t ranks);
-
 // A checkpoint on a backend; `threads` are those of a rank's CPU backend.
 struct LoadedModel {
   LoadedModel(const std::string& dir, DType run_dtype, int threads,
