@@ -1,4 +1,4 @@
-// Catch2 2 and 3 under one name, and the skip that both print alike.
+// Catch2 2 and 3 under one name, and a skip that both have.
 #pragma once
 
 #if __has_include(<catch2/catch_all.hpp>)
@@ -12,15 +12,19 @@
 #include <filesystem>
 #include <string>
 
-// Ends the test as skipped: ctest matches the word. Use where an asset or a GPU is not there.
+// Ends the test as skipped. Use where an asset or a GPU is not there.
 #define MLA_SKIP(reason)                    \
   do {                                      \
     std::printf("SKIPPED: %s\n", (reason)); \
+    ::mla::test::case_skipped = true;       \
     SUCCEED("SKIPPED");                     \
     return;                                 \
   } while (0)
 
 namespace mla::test {
+
+// Read and reset by the main function at the end of each test case.
+inline bool case_skipped = false;
 
 // Folder of the released tokenizer, configs and vectors ($MLA_TEST_ASSETS), or "" where absent.
 inline std::string assets() {
