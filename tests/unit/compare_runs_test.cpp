@@ -8,6 +8,7 @@
 #include "lib/batch/run_record.h"
 #include "lib/eval/compare.h"
 #include "tests/support/catch.h"
+#include "tests/support/error_text.h"
 
 namespace mla::compare_runs_test {
 namespace {
@@ -90,17 +91,7 @@ struct Pair {
   }
 };
 
-template <class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  FAIL("expected an error");
-  return "";
-}
-
+using test::error_text;
 using test::has;
 
 TEST_CASE("two equal runs are identical") {
@@ -437,12 +428,12 @@ TEST_CASE("an outputs file without run.json can be compared") {
 TEST_CASE("runs that are not finished are refused") {
   Pair pair;
   pair.b.record.state = "running";
-  CHECK(has(error_of([&] { pair.report(); }),
+  CHECK(has(error_text([&] { pair.report(); }),
             "b/run.json: the run is not finished: expected state \"finished\", found \"running\""));
   std::filesystem::remove(pair.dir / "b/run.json");
   std::filesystem::rename(pair.dir / "b/outputs.jsonl", pair.dir / "b/outputs.jsonl.partial");
   const auto compare = [&](const std::string& b) {
-    return error_of([&] { compare_runs(pair.dir / "a", b); });
+    return error_text([&] { compare_runs(pair.dir / "a", b); });
   };
   CHECK(has(compare(pair.dir / "b"), "b: the run is not finished: found outputs.jsonl.partial"));
   CHECK(has(compare(pair.dir / "b/outputs.jsonl.partial"), "the run is not finished"));
@@ -455,7 +446,7 @@ TEST_CASE("torn and foreign lines are named") {
   const std::string good = read_file(pair.dir / "b/outputs.jsonl");
   const auto with = [&](const std::string& text) {
     std::ofstream(pair.dir / "b/outputs.jsonl") << text;
-    return error_of([&] { compare_runs(pair.dir / "a", pair.dir / "b"); });
+    return error_text([&] { compare_runs(pair.dir / "a", pair.dir / "b"); });
   };
   CHECK(has(with(good.substr(0, good.size() - 1)), "b/outputs.jsonl:4: a torn line"));
   CHECK(has(with(good.substr(0, good.size() - 30) + "\n"), "b/outputs.jsonl:4: not valid JSON"));

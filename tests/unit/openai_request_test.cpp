@@ -2,40 +2,15 @@
 #include <sstream>
 
 #include "lib/batch/request.h"
-#include "tests/support/catch.h"
+#include "tests/support/requests.h"
 
 namespace mla::openai_request_test {
 namespace {
 
-ReaderOptions options() {
-  ReaderOptions o;
-  o.vocab_size = 1000;
-  o.model = "/models/Lite/";
-  return o;
-}
-
-std::vector<Record> read_all(const std::string& text, const ReaderOptions& o = options()) {
-  std::istringstream in(text);
-  RequestReader reader(in, "test.jsonl", o);
-  std::vector<Record> records;
-  while (auto record = reader.next()) records.push_back(std::move(*record));
-  return records;
-}
-
-Request good(const std::string& line, const ReaderOptions& o = options()) {
-  const auto records = read_all(line, o);
-  REQUIRE(records.size() == 1);
-  if (const auto* bad = std::get_if<BadLine>(&records[0])) FAIL(bad->message);
-  return std::get<Request>(records[0]);
-}
-
-BadLine bad(const std::string& line, const ReaderOptions& o = options()) {
-  INFO(line);
-  const auto records = read_all(line, o);
-  REQUIRE(records.size() == 1);
-  REQUIRE(std::holds_alternative<BadLine>(records[0]));
-  return std::get<BadLine>(records[0]);
-}
+using test::bad;
+using test::good;
+using test::read_all;
+using test::reader_options;
 
 std::string line_of(const std::string& url, const std::string& body) {
   return R"({"custom_id":"c","method":"POST","url":")" + url + R"(","body":{)" + body + "}}";
@@ -69,7 +44,7 @@ TEST_CASE("an OpenAI completion line is a request under its custom_id") {
 }
 
 TEST_CASE("an OpenAI line that does not say takes the defaults") {
-  ReaderOptions o = options();
+  ReaderOptions o = reader_options();
   o.defaults.temperature = 0.25f;
   o.defaults.logprobs = 1;
   const Request text = good(completion(R"("prompt":"x")"), o);
@@ -117,7 +92,7 @@ TEST_CASE("a message is a string or a list of text parts") {
 TEST_CASE("a chat says with a boolean and a number which logprobs it wants") {
   CHECK(good(chat(R"(,"logprobs":true,"top_logprobs":5)")).sampling.logprobs == 5);
   CHECK(good(chat(R"(,"logprobs":true)")).sampling.logprobs == 0);
-  ReaderOptions o = options();
+  ReaderOptions o = reader_options();
   o.defaults.logprobs = 4;
   CHECK_FALSE(good(chat(R"(,"logprobs":false)"), o).sampling.logprobs);
   CHECK(bad(chat(R"(,"top_logprobs":5)")).message ==
@@ -229,7 +204,7 @@ TEST_CASE("echo is a completion's and token ids may be asked for by every line")
   CHECK(scored.sampling.max_tokens == 0);
   CHECK(bad(completion(R"("prompt":"x","max_tokens":0)")).message ==
         "line 1: body: field 'max_tokens': expected an integer of at least 1, found the number 0");
-  ReaderOptions o = options();
+  ReaderOptions o = reader_options();
   o.defaults.return_token_ids = true;
   CHECK(good(completion(R"("prompt":"x")"), o).sampling.return_token_ids);
   CHECK_FALSE(
@@ -262,7 +237,7 @@ TEST_CASE("unknown fields and other models of OpenAI lines are counted") {
       completion(R"("prompt":"a","color":1,"model":"/elsewhere/Lite")") + "\n" +
       R"({"custom_id":"d","method":"POST","url":"/v1/chat/completions","x":1,)"
       R"("body":{"model":"gpt","messages":[{"role":"user","content":"","name":"n"}]}})");
-  RequestReader reader(in, "test.jsonl", options());
+  RequestReader reader(in, "test.jsonl", reader_options());
   while (reader.next()) {
   }
   const auto& unknown = reader.unknown_fields();

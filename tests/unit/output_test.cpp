@@ -13,6 +13,7 @@
 
 #include "lib/base/error.h"
 #include "tests/support/catch.h"
+#include "tests/support/error_text.h"
 
 namespace mla::output_test {
 namespace {
@@ -23,18 +24,7 @@ OrderedJson record(int64_t index) { return {{"id", fmt::format("q{}", index)}, {
 
 void put(const std::string& path, const std::string& text) { std::ofstream(path) << text; }
 
-// The message of the Error that `call` throws.
-template <class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  FAIL("expected an error");
-  return "";
-}
-
+using test::error_text;
 using test::has;
 
 TEST_CASE("records are appended at once and sorted at the end") {
@@ -99,7 +89,7 @@ TEST_CASE("outputs of an earlier run are refused without overwrite") {
     put(dir / name, "old\n");
     const OutputOptions options{.dir = dir.path(), .input_path = ""};
     CHECK_THROWS_AS(OutputWriter(options), UsageError);
-    CHECK(has(error_of([&] { OutputWriter writer(options); }), name + ": exists already"));
+    CHECK(has(error_text([&] { OutputWriter writer(options); }), name + ": exists already"));
     CHECK(read_file(dir / name) == "old\n");
     OutputWriter writer({.dir = dir.path(), .input_path = "", .overwrite = true});
     CHECK_FALSE(std::filesystem::exists(dir / "outputs.jsonl"));
@@ -116,7 +106,7 @@ TEST_CASE("an input that would be written over is refused even with overwrite") 
   std::filesystem::create_symlink(input, dir / "link.jsonl");
   for (const std::string& path : {input, dir / "link.jsonl", dir.path() + "/./outputs.jsonl"}) {
     const OutputOptions options{.dir = dir.path(), .input_path = path, .overwrite = true};
-    CHECK(has(error_of([&] { OutputWriter writer(options); }), "the input is one of the files"));
+    CHECK(has(error_text([&] { OutputWriter writer(options); }), "the input is one of the files"));
   }
   CHECK(read_file(input) == "{}\n");
 }
@@ -125,7 +115,7 @@ TEST_CASE("two runs do not write to one folder") {
   TempDir dir;
   OutputWriter first({.dir = dir.path(), .input_path = ""});
   const OutputOptions again{.dir = dir.path(), .input_path = "", .overwrite = true};
-  CHECK(has(error_of([&] { OutputWriter second(again); }), "another run is writing to it"));
+  CHECK(has(error_text([&] { OutputWriter second(again); }), "another run is writing to it"));
   first.write(0, record(0));
   first.finish();
   CHECK(read_file(dir / "outputs.jsonl") == "{\"id\":\"q0\",\"index\":0}\n");
@@ -135,7 +125,7 @@ TEST_CASE("a folder that cannot be made is named") {
   TempDir dir;
   put(dir / "file", "");
   const OutputOptions options{.dir = dir / "file/out", .input_path = ""};
-  CHECK(has(error_of([&] { OutputWriter writer(options); }), "file/out: cannot be made: "));
+  CHECK(has(error_text([&] { OutputWriter writer(options); }), "file/out: cannot be made: "));
 }
 
 TEST_CASE("two records with one index are an error at the end") {
@@ -143,7 +133,7 @@ TEST_CASE("two records with one index are an error at the end") {
   OutputWriter writer({.dir = dir.path(), .input_path = ""});
   writer.write(1, record(1));
   writer.write(1, record(1));
-  CHECK(has(error_of([&] { writer.finish(); }), "two records with index 1"));
+  CHECK(has(error_text([&] { writer.finish(); }), "two records with index 1"));
   CHECK(std::filesystem::exists(dir / "outputs.jsonl.partial"));
 }
 
@@ -162,7 +152,7 @@ TEST_CASE("a full disk is an error with its reason") {
   const int fd = ::open("/dev/full", O_WRONLY);
   if (fd < 0) MLA_SKIP("no /dev/full");
   OutputWriter writer = OutputWriter::to_descriptor(fd, "<stdout>");
-  CHECK(error_of([&] { writer.write(0, record(0)); }) ==
+  CHECK(error_text([&] { writer.write(0, record(0)); }) ==
         "<stdout>: cannot be written: No space left on device");
   ::close(fd);
 }
@@ -209,7 +199,7 @@ TEST_CASE("a file is replaced as a whole") {
   write_file_atomically(dir / "run.json", "two");
   CHECK(read_file(dir / "run.json") == "two");
   CHECK(std::distance(std::filesystem::directory_iterator(dir.path()), {}) == 1);
-  CHECK(has(error_of([&] { write_file_atomically(dir / "no/run.json", "x"); }),
+  CHECK(has(error_text([&] { write_file_atomically(dir / "no/run.json", "x"); }),
             "no/run.json.tmp: cannot be opened: No such file or directory"));
 }
 

@@ -5,39 +5,15 @@
 #include <sstream>
 
 #include "lib/base/error.h"
-#include "tests/support/catch.h"
+#include "tests/support/requests.h"
 
 namespace mla::request_test {
 namespace {
 
-ReaderOptions options() {
-  ReaderOptions o;
-  o.vocab_size = 1000;
-  return o;
-}
-
-std::vector<Record> read_all(const std::string& text, const ReaderOptions& o = options()) {
-  std::istringstream in(text);
-  RequestReader reader(in, "test.jsonl", o);
-  std::vector<Record> records;
-  while (auto record = reader.next()) records.push_back(std::move(*record));
-  return records;
-}
-
-Request good(const std::string& line, const ReaderOptions& o = options()) {
-  const auto records = read_all(line, o);
-  REQUIRE(records.size() == 1);
-  if (const auto* bad = std::get_if<BadLine>(&records[0])) FAIL(bad->message);
-  return std::get<Request>(records[0]);
-}
-
-BadLine bad(const std::string& line, const ReaderOptions& o = options()) {
-  const auto records = read_all(line, o);
-  REQUIRE(records.size() == 1);
-  INFO(line);
-  REQUIRE(std::holds_alternative<BadLine>(records[0]));
-  return std::get<BadLine>(records[0]);
-}
+using test::bad;
+using test::good;
+using test::read_all;
+using test::reader_options;
 
 struct BadCase {
   const char* line;
@@ -119,7 +95,7 @@ TEST_CASE("every sampling field of a line is taken") {
 }
 
 TEST_CASE("defaults of the command line hold where a line does not say") {
-  ReaderOptions o = options();
+  ReaderOptions o = reader_options();
   o.defaults.temperature = 0.7f;
   o.defaults.max_tokens = 5;
   o.defaults.stop = {"END"};
@@ -154,7 +130,7 @@ TEST_CASE("a chat line without max_tokens gets the rest of the model length") {
   CHECK(messages[0].role == "user");
   CHECK(messages[0].content == "Hi");
   CHECK_FALSE(r.sampling.max_tokens);
-  ReaderOptions o = options();
+  ReaderOptions o = reader_options();
   o.defaults.max_tokens = 9;
   CHECK(good(chat, o).sampling.max_tokens == 9);
 }
@@ -480,7 +456,7 @@ TEST_CASE("fields that would change the answer are refused as not supported") {
 }
 
 TEST_CASE("a checkpoint without a tokenizer serves token ids only") {
-  ReaderOptions o = options();
+  ReaderOptions o = reader_options();
   o.has_tokenizer = false;
   good(R"({"prompt":[1]})", o);
   const std::string reason = "because the checkpoint has no tokenizer.json";
@@ -491,7 +467,7 @@ TEST_CASE("a checkpoint without a tokenizer serves token ids only") {
 }
 
 TEST_CASE("a line over the limit is bad and the next one is read") {
-  ReaderOptions o = options();
+  ReaderOptions o = reader_options();
   o.max_line_bytes = 10000;
   const auto records =
       read_all("{\"prompt\":\"" + std::string(50000, 'x') + "\"}\n{\"prompt\":\"y\"}\n", o);
@@ -513,7 +489,7 @@ TEST_CASE("unknown fields are counted once a name") {
   std::istringstream in(
       "{\"prompt\":\"a\"}\n{\"prompt\":\"a\",\"color\":1}\n{\"prompt\":\"a\",\"color\":2}\n"
       "{\"messages\":[{\"role\":\"user\",\"content\":\"\",\"name\":\"x\"}]}\n");
-  RequestReader reader(in, "test.jsonl", options());
+  RequestReader reader(in, "test.jsonl", reader_options());
   while (reader.next()) {
   }
   const auto& unknown = reader.unknown_fields();
@@ -525,7 +501,7 @@ TEST_CASE("unknown fields are counted once a name") {
 
 TEST_CASE("the reader knows the hash of the bytes it has read") {
   std::istringstream in("abc");
-  RequestReader reader(in, "test.jsonl", options());
+  RequestReader reader(in, "test.jsonl", reader_options());
   reader.next();
   CHECK(reader.bytes_read() == 3);
   CHECK(reader.input_hash() == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
@@ -533,7 +509,7 @@ TEST_CASE("the reader knows the hash of the bytes it has read") {
 
 TEST_CASE("a stream that cannot be read is an error and not an empty file") {
   std::ifstream folder("/");
-  RequestReader reader(folder, "folder", options());
+  RequestReader reader(folder, "folder", reader_options());
   CHECK_THROWS_AS(reader.next(), Error);
 }
 
