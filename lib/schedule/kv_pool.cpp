@@ -24,10 +24,6 @@ std::span<const int32_t> tokens_of_page(std::span<const int32_t> tokens, int32_t
 
 }  // namespace
 
-int32_t pages_for(int32_t tokens) {
-  return tokens / kPageTokens + (tokens % kPageTokens != 0 ? 1 : 0);
-}
-
 KvPool::KvPool(int32_t num_pages, bool keep_prefixes) : keep_prefixes_(keep_prefixes) {
   if (num_pages < 1) fail("KV pool: expected at least 1 page, found {}", num_pages);
   const auto count = static_cast<size_t>(num_pages);
@@ -54,9 +50,9 @@ int32_t KvPool::take_free() {
 }
 
 bool KvPool::grow(std::vector<int32_t>& pages, int32_t tokens) {
-  const int32_t missing = pages_for(tokens) - static_cast<int32_t>(pages.size());
+  const int64_t missing = pages_of(tokens) - std::ssize(pages);
   if (missing > free_pages()) return false;
-  for (int32_t i = 0; i < missing; ++i) {
+  for (int64_t i = 0; i < missing; ++i) {
     pages.push_back(take_free());
     at(pages.back()).holders = 1;
   }

@@ -67,7 +67,4 @@ class KvPool {
   std::unordered_multimap<uint64_t, int32_t> published_;  // by a hash of parent and tokens
 };
 
-// Pages that hold `tokens` tokens.
-int32_t pages_for(int32_t tokens);
-
 }  // namespace mla

@@ -101,9 +101,9 @@ void Scheduler::add(int64_t id, std::vector<int32_t> tokens, int32_t max_new_tok
   }
   const auto max_tokens = static_cast<int32_t>(
       std::min<int64_t>(prompt + std::max(max_new_tokens, 1), options_.max_model_len));
-  if (pages_for(max_tokens) > pool_.num_pages()) {
+  if (pages_of(max_tokens) > pool_.num_pages()) {
     fail("{} prompt tokens and {} new ones need {} pages of {} tokens, the pool has {}", prompt,
-         max_tokens - prompt, pages_for(max_tokens), kPageTokens, pool_.num_pages());
+         max_tokens - prompt, pages_of(max_tokens), kPageTokens, pool_.num_pages());
   }
   Sequence& s = sequences_[id];
   s.id = id;
@@ -137,7 +137,7 @@ bool Scheduler::Draft::allows_decode_row(int32_t key_len) const {
 }
 
 bool Scheduler::Draft::allows_prompt(int32_t key_len) const {
-  return pages_for(key_len) <= key_pages || !has_prompts;
+  return pages_of(key_len) <= key_pages || !has_prompts;
 }
 
 // A preempted sequence is younger than the one that needs its pages and so has no row yet. It
@@ -188,7 +188,7 @@ bool Scheduler::may_admit(const Sequence& s, const std::vector<int32_t>& found,
   // With nothing running the whole pool is free, and add() has seen that the sequence fits it.
   const int32_t spare = running_.empty() ? 0 : 1;
   const auto shared = static_cast<int32_t>(found.size());
-  const int32_t pages = pages_for(s.size()) - shared + pool_.free_among(found);
+  const int64_t pages = pages_of(s.size()) - shared + pool_.free_among(found);
   if (pages + spare > pool_.free_pages()) return false;
   const int32_t rows = s.size() - shared * kPageTokens;
   const int32_t first = options_.chunked ? std::min(rows, draft.budget) : rows;
@@ -204,7 +204,7 @@ void Scheduler::take(Sequence& s, Draft& draft) {
   int32_t end = std::clamp(s.prompt_len, begin, limit);
   if (begin < end) {
     if (!draft.allows_prompt(end)) return;
-    draft.key_pages -= pages_for(end);
+    draft.key_pages -= pages_of(end);
     draft.has_prompts = true;
     if (s.reuse != PrefixReuse::none)
       pool_.publish(s.pages, s.tokens, begin / kPageTokens, end / kPageTokens);

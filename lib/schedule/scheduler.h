@@ -111,7 +111,7 @@ class Scheduler {
     bool has_decode_rows = false;  // the first one runs whatever its splits
     // Pages of keys that prompt rows may attend to: no more than the pool has, also where sequences
     // share them, so that the lists of a step are bounded. The first prompt runs whatever it has.
-    int32_t key_pages = 0;
+    int64_t key_pages = 0;
     bool has_prompts = false;
     std::vector<Work> work;
 

@@ -12,12 +12,12 @@ namespace mla::test::kv_pool_test {
 using mla::KvPool;
 
 TEST_CASE("Tokens round up to whole pages") {
-  CHECK(mla::pages_for(0) == 0);
-  CHECK(mla::pages_for(1) == 1);
-  CHECK(mla::pages_for(63) == 1);
-  CHECK(mla::pages_for(64) == 1);
-  CHECK(mla::pages_for(65) == 2);
-  CHECK(mla::pages_for(2147483647) == 33554432);
+  CHECK(mla::pages_of(0) == 0);
+  CHECK(mla::pages_of(1) == 1);
+  CHECK(mla::pages_of(63) == 1);
+  CHECK(mla::pages_of(64) == 1);
+  CHECK(mla::pages_of(65) == 2);
+  CHECK(mla::pages_of(2147483647) == 33554432);
 }
 
 TEST_CASE("Growing takes only the pages that are missing") {

@@ -271,7 +271,7 @@ class Simulation {
                splits <= case_.options.max_decode_splits,
            "the splits hold");
     int64_t key_pages = 0;
-    for (const mla::PrefillSpan& p : plan.prefill) key_pages += mla::pages_for(p.context + p.q_len);
+    for (const mla::PrefillSpan& p : plan.prefill) key_pages += mla::pages_of(p.context + p.q_len);
     expect(plan.prefill.size() <= 1 || key_pages <= case_.pages, "the keys of prompts are bounded");
   }
 
@@ -467,7 +467,8 @@ Case random_case(Random& random) {
   o.max_seqs = random.any<int32_t>({1, 2, 5, 5, 16, 100});
   o.workspace_rows = kKeyTile * random.any<int32_t>({1, 1, 2, 3, 100});
   o.max_decode_splits = random.any<int32_t>({0, 0, 1, 2, 3, 7, 40});
-  c.pages = mla::pages_for(o.max_model_len) + random.any<int32_t>({0, 1, 2, 3, 4, 5, 1000});
+  c.pages = static_cast<int32_t>(mla::pages_of(o.max_model_len)) +
+            random.any<int32_t>({0, 1, 2, 3, 4, 5, 1000});
   c.lag = random.one_in(2);
   o.prefix_caching = random.one_in(3);
   const bool shares = o.prefix_caching || random.one_in(4);
