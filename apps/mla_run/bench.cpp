@@ -146,8 +146,6 @@ struct Outcome {
   }
 };
 
-const char* mode_name(bool chunked) { return chunked ? "on" : "off"; }
-
 constexpr const char* kKindNames[] = {"prefill", "decode", "mixed"};
 
 OrderedJson to_json(const Outcome& o) {

@@ -143,7 +143,7 @@ EvalRun describe_run(const EvalFlags& flags, const Loaded& loaded, const MemoryP
                  .max_length = plan.limits.max_model_len};
   result.model_args["dtype"] = result.dtype;
   result.model_args["max_length"] = result.max_length;
-  result.model_args["chunked_prefill"] = plan.chunked ? "on" : "off";
+  result.model_args["chunked_prefill"] = mode_name(plan.chunked);
   if (run.sampling.add_bos != "auto") result.model_args["add_bos"] = run.sampling.add_bos;
   if (run.limit >= 0) result.limit = run.limit;
   if (!flags.from_file() && flags.max_tokens() != kAnswerTokens)

@@ -50,7 +50,7 @@ bool print_plans(const std::vector<MemoryPlan>& plans, uint64_t given, bool json
   OrderedJson list = OrderedJson::array();
   for (const MemoryPlan& plan : plans) {
     list.push_back(to_json(plan));
-    list.back()["chunked_prefill"] = plan.chunked ? "on" : "off";
+    list.back()["chunked_prefill"] = mode_name(plan.chunked);
     if (!json) fmt::print("{}", to_text(plan));
     if (given == 0) continue;
     const bool this_fits = plan.total() <= given;

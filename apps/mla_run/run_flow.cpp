@@ -64,12 +64,10 @@ void add_threshold_options(CLI::App& app, Thresholds& thresholds, const std::str
 
 namespace {
 
-std::string on_or_off(bool chunked) { return chunked ? "on" : "off"; }
-
 // Of both: the folder of a run, repeats counted from 0; the first has the place of a single one.
 std::string folder(const RunFlags& flags, int32_t repeat, bool chunked) {
   const std::string of_repeat = repeat == 0 ? "" : fmt::format("/repeat-{}", repeat + 1);
-  return flags.output + of_repeat + "/" + on_or_off(chunked);
+  return flags.output + of_repeat + "/" + mode_name(chunked);
 }
 
 }  // namespace
@@ -184,7 +182,7 @@ std::deque<ModeRun> make_modes(const RunFlags& flags, const Loaded& loaded, cons
       const MemoryPlan& plan = loaded.plans[repeat % 2 == 0 ? i : loaded.plans.size() - 1 - i];
       std::string dir = flags.to_stdout() ? "" : flags.output;
       if (flags.both()) dir = folder(flags, repeat, plan.chunked);
-      std::string label = "chunked prefill " + on_or_off(plan.chunked);
+      std::string label = fmt::format("chunked prefill {}", mode_name(plan.chunked));
       if (flags.repeat > 1) label += fmt::format(", run {} of {}", repeat + 1, flags.repeat);
       modes.emplace_back(flags, loaded, plan, input, std::move(dir), std::move(label));
     }

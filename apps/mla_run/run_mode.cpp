@@ -36,7 +36,7 @@ OrderedJson sampling_json(const SamplingFlags& s) {
 
 // What is added here is checked by --resume, unless resume.cpp says that it changes no bit.
 OrderedJson options_json(const RunFlags& flags, const Loaded& loaded, const MemoryPlan& plan) {
-  return {{"chunked_prefill", plan.chunked ? "on" : "off"},
+  return {{"chunked_prefill", mode_name(plan.chunked)},
           {"max_num_batched_tokens", plan.limits.max_rows},
           {"max_num_seqs", plan.limits.max_seqs},
           {"max_model_len", plan.limits.max_model_len},

@@ -332,7 +332,7 @@ std::string to_text(const MemoryPlan& plan) {
   std::string text = fmt::format(
       "memory plan{}, chunked prefill {}\n",
       plan.limits.ranks > 1 ? fmt::format(" of each of {} ranks", plan.limits.ranks) : "",
-      plan.chunked ? "on" : "off");
+      mode_name(plan.chunked));
   const auto line = [&](const std::string& name, uint64_t bytes) {
     text += fmt::format("  {:<20} {:>15} bytes {:>9.3f} GiB\n", name, bytes,
                         static_cast<double>(bytes) / kGiB);

@@ -14,6 +14,9 @@
 
 namespace mla {
 
+// Of --chunked-prefill.
+constexpr const char* mode_name(bool chunked) { return chunked ? "on" : "off"; }
+
 // What the user asks of one run. Absent: the default of the mode and device.
 struct EngineOptions {
   bool chunked = false;
