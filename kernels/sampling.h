@@ -1,13 +1,8 @@
 // What sampling does to a logit before it chooses, the same on every backend.
 #pragma once
 
+#include "kernels/device_too.h"
 #include "kernels/ops.h"
-
-#ifdef __CUDACC__
-#define MLA_DEVICE_TOO __host__ __device__
-#else
-#define MLA_DEVICE_TOO
-#endif
 
 namespace mla {
 

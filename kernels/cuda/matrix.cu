@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/mix.h"
 
 namespace mla::cuda {
 namespace {
@@ -21,15 +22,9 @@ __global__ void transpose_kernel(const uint16_t* from, uint16_t* to) {
     to[(l + i) * kP + p + threadIdx.x] = tile[threadIdx.x][i];
 }
 
-__device__ uint64_t mix(uint64_t z) {  // the finaliser of splitmix64
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
-
 // Box-Muller on two 32-bit halves.
 __device__ float normal(uint64_t seed, int64_t index) {
-  const uint64_t bits = mix(seed * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(index) + 1);
+  const uint64_t bits = mix64(seed * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(index) + 1);
   const float u = (static_cast<float>(bits >> 40) + 0.5f) * 0x1p-24f;
   const float v = static_cast<float>(bits & 0xffffff) * 0x1p-24f;
   return sqrtf(-2.0f * logf(u)) * cospif(2.0f * v);

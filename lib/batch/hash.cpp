@@ -90,10 +90,8 @@ std::string sha256_file(const std::string& path) {
 
 void LogprobHash::add(float logprob) {
   const uint32_t bits = std::bit_cast<uint32_t>(logprob);
-  for (int shift = 0; shift < 32; shift += 8) {
-    state_ ^= bits >> shift & 0xff;
-    state_ *= 0x100000001b3u;
-  }
+  for (int shift = 0; shift < 32; shift += 8)
+    state_ = fnv_with(state_, static_cast<uint8_t>(bits >> shift));
   finite_ = finite_ && std::isfinite(logprob);
   ++count_;
 }

@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "lib/base/fnv.h"
+
 namespace mla {
 
 class Sha256 {
@@ -34,7 +36,7 @@ class LogprobHash {
   int64_t count() const { return count_; }
 
  private:
-  uint64_t state_ = 0xcbf29ce484222325u;
+  uint64_t state_ = kFnvBasis;
   int64_t count_ = 0;
   bool finite_ = true;
 };

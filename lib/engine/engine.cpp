@@ -4,7 +4,9 @@
 #include <chrono>
 #include <cmath>
 
+#include "kernels/mix.h"
 #include "lib/base/error.h"
+#include "lib/base/fnv.h"
 #include "lib/batch/prompt_tokens.h"
 #include "lib/engine/logit_edits.h"
 #include "lib/text/utf8.h"
@@ -52,13 +54,7 @@ struct Engine::LiveChoice {
 };
 
 uint64_t request_seed(uint64_t run_seed, const Json& id) {
-  // FNV-1a 64 of the id as JSON text, mixed with the seed by the finaliser of splitmix64.
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const char c : id.dump()) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
-  uint64_t z = hash + run_seed * 0x9e3779b97f4a7c15u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
+  return mix64(fnv_of(id.dump()) + run_seed * 0x9e3779b97f4a7c15u);
 }
 
 Engine::Engine(const ModelConfig& config, ModelRunner& model, const TextSetup& text,

@@ -5,6 +5,7 @@
 #include <numbers>
 #include <vector>
 
+#include "kernels/mix.h"
 #include "lib/base/error.h"
 #include "lib/model/weight_plan.h"
 
@@ -115,12 +116,6 @@ namespace {
 
 constexpr float kDummyDeviation = 0.02f;  // initializer_range of the released models
 
-uint64_t mix(uint64_t z) {  // the finaliser of splitmix64
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
-
 // For backends that do not fill a matrix themselves. Box-Muller on a hash of the place.
 void set_normal(Backend& backend, const Matrix& m, const WeightPiece& piece,
                 const NormalTensor& source) {
@@ -129,7 +124,7 @@ void set_normal(Backend& backend, const Matrix& m, const WeightPiece& piece,
     for (int64_t c = 0; c < source.cols; ++c) {
       const int64_t index = (source.first_row + r) * source.row_stride + source.first_col + c;
       const uint64_t bits =
-          mix(source.seed * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(index) + 1);
+          mix64(source.seed * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(index) + 1);
       const float u = (static_cast<float>(bits >> 40) + 0.5f) * 0x1p-24f;
       const float v = static_cast<float>(bits & 0xffffff) * 0x1p-24f;
       values[static_cast<size_t>(r * m.cols + c)] = source.deviation *
