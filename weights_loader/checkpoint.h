@@ -48,7 +48,6 @@ struct IndexReport {
   uint64_t expected_bytes = 0;          // of all expected tensors, stored in `stored`
   uint64_t total_size = 0;              // metadata.total_size, 0 where absent
 
-  bool names_agree() const { return missing.empty() && unexpected.empty(); }
   bool size_agrees() const { return total_size == 0 || total_size == expected_bytes; }
 };
 

@@ -2,14 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <fstream>
-#include <vector>
-
-#include "lib/base/error.h"
 
 namespace mla {
 namespace {
@@ -73,19 +69,6 @@ std::string Sha256::hex() const {
   std::string text;
   for (const uint32_t word : last.state_) text += fmt::format("{:08x}", word);
   return text;
-}
-
-std::string sha256_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) fail("{}: cannot be opened: {}", path, std::strerror(errno));
-  Sha256 hash;
-  std::vector<char> buffer(size_t{1} << 16);
-  while (in) {
-    in.read(buffer.data(), static_cast<std::streamsize>(buffer.size()));
-    hash.update({buffer.data(), static_cast<size_t>(in.gcount())});
-  }
-  if (!in.eof() || in.bad()) fail("{}: cannot be read: {}", path, std::strerror(errno));
-  return hash.hex();
 }
 
 void LogprobHash::add(float logprob) {

@@ -1,4 +1,4 @@
-// SHA-256 of files (FIPS 180-4; what sha256sum prints) and FNV-1a 64 of logprob bits.
+// SHA-256 (FIPS 180-4; what sha256sum prints) and FNV-1a 64 of logprob bits.
 #pragma once
 
 #include <array>
@@ -23,9 +23,6 @@ class Sha256 {
   std::array<uint8_t, 64> tail_{};  // the bytes after the last whole block
   uint64_t bytes_ = 0;
 };
-
-// SHA-256 of a file's bytes; throws Error that names the path.
-std::string sha256_file(const std::string& path);
 
 // FNV-1a 64 over the four little-endian bytes of each float, in the order added.
 class LogprobHash {

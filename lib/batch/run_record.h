@@ -46,9 +46,6 @@ class SummaryBuilder {
   void add(const Result& result);
   // `elapsed_s`: from the first arrival to the last token, loading and warm-up not included.
   OrderedJson summary(double elapsed_s) const;
-  int64_t requests() const { return requests_; }
-  int64_t prompt_tokens() const { return prompt_tokens_; }
-  int64_t output_tokens() const { return output_tokens_; }
 
  private:
   int64_t requests_ = 0, prompt_tokens_ = 0, output_tokens_ = 0;

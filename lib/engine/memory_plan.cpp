@@ -287,11 +287,6 @@ std::vector<MemoryPlan> make_memory_plans(const ModelConfig& config,
   return Planner(config, options, backend, weight_bytes).make();
 }
 
-MemoryPlan make_memory_plan(const ModelConfig& config, const EngineOptions& options,
-                            const Backend& backend, uint64_t weight_bytes) {
-  return make_memory_plans(config, {options}, backend, weight_bytes).front();
-}
-
 uint64_t MemoryPlan::total() const {
   uint64_t sum = 0;
   for (const Entry& entry : entries) sum += entry.bytes;

@@ -58,16 +58,13 @@ struct MemoryPlan {
   SchedulerOptions scheduler_options() const;
 };
 
-// `config`, `weight_bytes` and the plan are of one rank, where there are several (rank_config): all
-// have the same. `weight_bytes` as the backend stores them. The backend only counts and checks.
+// Of runs that share a model, one each: max_model_len and the pool are such that the buffers of
+// largest() fit. Device and KV cache are those of the first options. `config`, `weight_bytes` and
+// the plans are of one rank, where there are several (rank_config): all have the same.
+// `weight_bytes` as the backend stores them. The backend only counts and checks.
 // Throws UsageError, naming the numbers: a KV cache too small for one page, a GPU too small, a
 // max_model_len beyond the config's or beyond the pool, a size below 1, B below max_model_len in
 // off mode; and what the backend's check throws.
-MemoryPlan make_memory_plan(const ModelConfig& config, const EngineOptions& options,
-                            const Backend& backend, uint64_t weight_bytes);
-
-// Of runs that share a model, one each: max_model_len and the pool are such that the buffers of
-// largest() fit. Device and KV cache are those of the first options.
 std::vector<MemoryPlan> make_memory_plans(const ModelConfig& config,
                                           const std::vector<EngineOptions>& options,
                                           const Backend& backend, uint64_t weight_bytes);

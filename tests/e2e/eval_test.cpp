@@ -33,6 +33,12 @@ struct Fixture {
   }
 };
 
+std::string sha256_of_file(const std::string& path) {
+  Sha256 hash;
+  hash.update(read_file(path));
+  return hash.hex();
+}
+
 TEST_CASE("An evaluation in both modes is two runs, scored, and their comparison") {
   Fixture f;
   const ProcessResult result = f.gsm8k("--chunked-prefill both --max-num-batched-tokens 64");
@@ -64,7 +70,7 @@ TEST_CASE("An evaluation in both modes is two runs, scored, and their comparison
   }
   // What was asked is there, and is what a run of it answers in the same way.
   const std::string requests = f.out + "/requests.jsonl";
-  CHECK(run_json(f.out + "/on").at("input").at("sha256") == sha256_file(requests));
+  CHECK(run_json(f.out + "/on").at("input").at("sha256") == sha256_of_file(requests));
   REQUIRE(run_program(f.dir, kModel + "-o " + (f.dir / "run") + " " + requests).exit_code == 0);
   CHECK(without_timing(f.dir / "run/outputs.jsonl") ==
         without_timing(f.out + "/off/outputs.jsonl"));
@@ -210,7 +216,7 @@ TEST_CASE("An evaluation that ended early goes on and one that is complete is sc
   const ProcessResult refused = f.gsm8k("", 1);
   CHECK(refused.exit_code == 2);
   CHECK(has(refused.err, "outputs.jsonl"));
-  CHECK(run_json(f.out).at("input").at("sha256") == sha256_file(f.out + "/requests.jsonl"));
+  CHECK(run_json(f.out).at("input").at("sha256") == sha256_of_file(f.out + "/requests.jsonl"));
 
   // One record is left.
   const std::string text = read_file(f.out + "/outputs.jsonl");
@@ -234,7 +240,7 @@ TEST_CASE("An evaluation that ended early goes on and one that is complete is sc
   CHECK(other.exit_code == 2);
   CHECK(has(other.err, "SHA-256 of the input"));
   // What was refused changed nothing.
-  CHECK(run_json(f.out).at("input").at("sha256") == sha256_file(f.out + "/requests.jsonl"));
+  CHECK(run_json(f.out).at("input").at("sha256") == sha256_of_file(f.out + "/requests.jsonl"));
 }
 
 TEST_CASE("The first failed question ends an evaluation that is to fail fast") {

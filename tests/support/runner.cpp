@@ -108,7 +108,8 @@ MemoryPlan plan_for(const LoadedModel& loaded, const RunOptions& options) {
   engine.graphs = options.graphs;
   engine.prefix_caching = options.prefix_caching;
   engine.ranks = loaded.ranks;
-  return make_memory_plan(rank_config(loaded.config, loaded.ranks), engine, *loaded.backend, 0);
+  return make_memory_plans(rank_config(loaded.config, loaded.ranks), {engine}, *loaded.backend, 0)
+      .front();
 }
 
 LogitsRunner::LogitsRunner(LoadedModel& loaded, const RunOptions& options)

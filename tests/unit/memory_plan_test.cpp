@@ -151,7 +151,7 @@ TEST_CASE("A rank's plan has its share of the buffers, what ranks exchange, and 
     const ModelConfig local = rank_config(test::lite_config(), ranks);
     const size_t weights =
         weight_bytes(test::lite_config(), {.size = ranks}, *backend, DType::bf16);
-    const MemoryPlan plan = make_memory_plan(local, options, *backend, weights);
+    const MemoryPlan plan = make_memory_plans(local, {options}, *backend, weights).front();
     INFO(to_text(plan));
     CHECK(plan.limits.ranks == ranks);
     CHECK(to_json(plan).at("tensor_parallel_size") == ranks);

@@ -38,7 +38,6 @@ TEST_CASE("The table of DeepSeek-V2-Lite is the released index and its sizes") {
   CHECK(report.unexpected.empty());
   CHECK(report.expected_bytes == 31412968448u);
   CHECK(report.total_size == 31412968448u);
-  CHECK(report.names_agree());
   CHECK(report.size_agrees());
 }
 
