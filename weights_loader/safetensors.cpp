@@ -6,10 +6,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <cstring>
-#include <optional>
 
 #include "lib/base/error.h"
 #include "lib/base/json.h"

@@ -1,5 +1,6 @@
 #include "lib/base/config_file.h"
 
+#include <algorithm>
 #include <cctype>
 #include <set>
 #include <utility>

@@ -1,7 +1,6 @@
 #include "lib/batch/resume.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstring>

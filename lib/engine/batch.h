@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <optional>
+#include <span>
 
 #include "lib/engine/run_batch.h"
 

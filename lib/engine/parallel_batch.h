@@ -1,6 +1,8 @@
 // Data parallelism: a thread for each engine, requests dealt to the one with the least work.
 #pragma once
 
+#include <span>
+
 #include "lib/engine/batch.h"
 
 namespace mla {

@@ -1,5 +1,6 @@
 #include "lib/eval/gsm8k.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <string_view>
 

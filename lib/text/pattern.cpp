@@ -1,6 +1,7 @@
 #include "lib/text/pattern.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstring>
 
 #include "lib/base/error.h"

@@ -4,7 +4,6 @@
 #include <array>
 #include <cstring>
 #include <filesystem>
-#include <unordered_map>
 
 #include "lib/base/error.h"
 #include "lib/base/json.h"

@@ -1,6 +1,5 @@
 #include "lib/text/tokenizer_file.h"
 
-#include <algorithm>
 #include <unordered_map>
 
 #include "lib/base/error.h"

@@ -2,7 +2,6 @@
 // plain steps do.
 #include <random>
 
-#include "lib/model/graph_sizes.h"
 #include "tests/support/catch.h"
 #include "tests/support/runner.h"
 #include "tests/support/synthetic.h"
