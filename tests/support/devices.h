@@ -1,10 +1,9 @@
-// What a test needs of GPUs, and how it ends where that is not there.
+// What a test needs of GPUs, and how it ends where that is not there. Its macros are for tests,
+// which include tests/support/catch.h.
 #pragma once
 
 #include <cstdint>
 #include <string>
-
-#include "tests/support/catch.h"
 
 namespace mla::test {
 
