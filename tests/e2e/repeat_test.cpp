@@ -1,4 +1,6 @@
 // Both modes several times, and a fault that has to be seen.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 

@@ -1,6 +1,7 @@
 // --resume, signals and --fail-fast: whatever ends a run, what it finished is kept, and going on
 // gives the file of a run that nothing ended.
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 
 #include <algorithm>
