@@ -1,5 +1,7 @@
 #include "lib/eval/results.h"
 
+#include <fmt/format.h>
+
 #include <utility>
 
 #include "lib/batch/hash.h"
