@@ -30,6 +30,19 @@ EvalQuestion question_of(Request request, const std::string& path) {
   return question;
 }
 
+// What all questions have; where lines differ, their samples say it.
+OrderedJson shared_arguments(const EvalTask& task) {
+  std::optional<OrderedJson> shared;
+  for (const EvalQuestion& question : task.questions) {
+    if (question.id.is_null()) continue;  // no request
+    const OrderedJson own = generation_arguments(question);
+    if (!shared) shared = own;
+    for (auto it = shared->begin(); it != shared->end();)
+      it = own.contains(it.key()) && own.at(it.key()) == *it ? std::next(it) : shared->erase(it);
+  }
+  return shared.value_or(OrderedJson::object());
+}
+
 OrderedJson describe(const EvalTask& task, const std::string& path) {
   OrderedJson config;
   config["task"] = task.name;
@@ -40,7 +53,7 @@ OrderedJson describe(const EvalTask& task, const std::string& path) {
   config["doc_to_target"] = "{{answer}}";
   config["num_fewshot"] = 0;
   config["output_type"] = "generate_until";
-  config["generation_kwargs"] = generation_arguments(task.questions.front());
+  config["generation_kwargs"] = shared_arguments(task);
   config["repeats"] = 1;
   describe_scoring(config);
   return config;

@@ -105,6 +105,13 @@ TEST_CASE("Lines with answers are a task, and one without is refused") {
   CHECK(all.questions[3].id.is_null());
   REQUIRE(all.warnings.size() == 1);
   CHECK(all.warnings[0].starts_with("dir/sums.jsonl: line 5: field 'prompt'"));
+  // Of the settings those that all lines have.
+  CHECK(all.config.at("generation_kwargs").empty());
+  const EvalTask alike = task(
+      "{broken\n{\"prompt\": \"a\", \"answer\": \"1\", \"stop\": \"#\"}\n"
+      "{\"prompt\": \"b\", \"answer\": \"2\", \"stop\": \"#\", \"max_tokens\": 7}\n");
+  CHECK(alike.config.at("generation_kwargs").dump() ==
+        R"({"until":["#"],"do_sample":false,"temperature":0.0})");
   CHECK(task(good, 2).questions.size() == 2);
   CHECK(task(good, 2).available == 4);
   CHECK(error_text([&] { task(good + "{\"prompt\": \"x\"}\n"); }) ==
