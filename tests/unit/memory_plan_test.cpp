@@ -54,21 +54,26 @@ TEST_CASE("A pool for all sequences has a page more, with which the last one is 
 }
 
 TEST_CASE("A GPU's KV cache is what the rest leaves of its share") {
-  for (const bool chunked : {false, true})
-    for (const double share : {0.5, 0.92}) {
-      EngineOptions options = gpu(141 * kGiB, chunked);
-      options.gpu_memory_utilization = share;
-      const MemoryPlan plan = plan_of(options);
-      const auto usable = static_cast<uint64_t>(static_cast<double>(141 * kGiB) * share);
-      INFO(to_text(plan));
-      CHECK(plan.limits.max_model_len == 163840);
-      CHECK(plan.total() <= usable);
-      // Nothing is left over but a page and what buffers for more pages would have taken.
-      CHECK(plan.total() + (uint64_t{64} << 20) > usable);
-      CHECK(bytes_of(plan, "CUDA context reserve") == kContextReserve);
-      CHECK(bytes_of(plan, "graphs") == 23 * kGraphReserve);
-      CHECK(plan.note.empty());
-    }
+  for (const auto& [chunked, share, prefix_caching] : {std::tuple{false, 0.5, false},
+                                                       {false, 0.92, false},
+                                                       {true, 0.5, false},
+                                                       {true, 0.92, false},
+                                                       {false, 0.92, true},
+                                                       {true, 0.92, true}}) {
+    EngineOptions options = gpu(141 * kGiB, chunked);
+    options.gpu_memory_utilization = share;
+    options.prefix_caching = prefix_caching;
+    const MemoryPlan plan = plan_of(options);
+    const auto usable = static_cast<uint64_t>(static_cast<double>(141 * kGiB) * share);
+    INFO(to_text(plan));
+    CHECK(plan.limits.max_model_len == 163840);
+    CHECK(plan.total() <= usable);
+    // Nothing is left over but a page and what buffers for more pages would have taken.
+    CHECK(plan.total() + (uint64_t{64} << 20) > usable);
+    CHECK(bytes_of(plan, "CUDA context reserve") == kContextReserve);
+    CHECK(bytes_of(plan, "graphs") == 23 * kGraphReserve);
+    CHECK(plan.note.empty());
+  }
 }
 
 TEST_CASE("A given KV cache is taken on a GPU if the GPU has room for the plan") {
@@ -174,6 +179,12 @@ TEST_CASE("A rank's plan has its share of the buffers, what ranks exchange, and 
     CHECK(static_cast<int64_t>(with.used()) - static_cast<int64_t>(without.used()) == more);
     CHECK(bytes_of(plan, "activations") == with.used());
   }
+}
+
+TEST_CASE("There are as many decode rows as rows, or as splits that they need") {
+  CHECK(decode_capacity({.max_rows = 163840, .max_seqs = 1024, .max_decode_splits = 16384}) ==
+        17408);
+  CHECK(decode_capacity({.max_rows = 8192, .max_seqs = 1024, .max_decode_splits = 16384}) == 8192);
 }
 
 TEST_CASE("The decode splits of a step are bounded and hold the longest row") {

@@ -2,6 +2,7 @@
 #include "lib/model/shard.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <set>
 #include <tuple>
@@ -12,6 +13,7 @@
 #include "lib/model/weight_plan.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
+#include "tests/support/forwarding_backend.h"
 #include "tests/support/lite_config.h"
 
 namespace mla::shard_test {
@@ -185,6 +187,54 @@ TEST_CASE("Weights that no 64 bits count are refused") {
   config.hidden_size = config.moe_intermediate_size = 1 << 20;
   CHECK(error_text([&] { weight_bytes(config, {}, *backend, DType::bf16); }) ==
         "weights: expected at most 4611686018427387904 bytes a rank, found more");
+}
+
+// Reads what set_rows gets when the matrix is finished, as a device with upload threads may.
+class LateBackend : public test::ForwardingBackend {
+ public:
+  using ForwardingBackend::ForwardingBackend;
+  void set_rows(const Matrix& matrix, int64_t expert, int64_t row_begin,
+                const HostTensor& source) override {
+    queued_.emplace_back([this, matrix, expert, row_begin, source] {
+      ForwardingBackend::set_rows(matrix, expert, row_begin, source);
+    });
+  }
+  void finish_matrix(Matrix& matrix) override {
+    for (const auto& place : queued_) place();
+    queued_.clear();
+    ForwardingBackend::finish_matrix(matrix);
+  }
+  size_t queued() const { return queued_.size(); }
+
+ private:
+  std::vector<std::function<void()>> queued_;
+};
+
+TEST_CASE("A load that is stopped leaves nothing on its way") {
+  const ModelConfig config = load_config(test::source_path("tests/data/tiny-random"));
+  const std::vector<TensorEntry> table = tensor_table(config);
+  std::vector<float> zeros;
+  const TensorSource source = [&](const std::string& name) {
+    const auto it = std::find_if(table.begin(), table.end(),
+                                 [&](const TensorEntry& entry) { return entry.name == name; });
+    const int64_t rows = it->shape.size() > 1 ? it->shape.front() : 1, cols = it->shape.back();
+    zeros.resize(std::max(zeros.capacity(), static_cast<size_t>(rows * cols)));
+    return HostTensor{zeros.data(), DType::f32, rows, cols, cols};
+  };
+  zeros.reserve(static_cast<size_t>(config.vocab_size * config.hidden_size));
+  for (const int64_t pieces : {1, 2, 20}) {
+    LateBackend backend(make_cpu_backend(DType::f32, 1));
+    int64_t placed = 0;
+    bool queued = false;
+    const LoadProgress stop = [&](uint64_t) {
+      queued = backend.queued() > 0;
+      if (++placed == pieces) fail("loading was stopped");
+    };
+    CHECK(error_text([&] { load_weights(config, {}, backend, source, stop); }) ==
+          "loading was stopped");
+    CHECK(queued);
+    CHECK(backend.queued() == 0);
+  }
 }
 
 TEST_CASE("A single rank has every tensor whole") {
