@@ -177,12 +177,14 @@ __device__ void multiply_tile(const Stages& s, int steps, Ring& ring, float (&d)
   if (leader) barrier_arrive(&s.barriers.empty[previous]);
 }
 
-// By a warpgroup none of whose rows counts: keeps step, as a wait cannot tell a phase from the next
-// but one.
+// By a warpgroup none of whose rows counts. A wait cannot tell a phase from the next but one, so no
+// warp may fall behind: what the products do elsewhere a barrier does here.
 __device__ void skip_tile(const Stages& s, int steps, Ring& ring) {
+  const int consumer = threadIdx.x / 128 - 1;
   const bool leader = threadIdx.x % 128 == 0;
   for (int step = 0; step < steps; ++step) {
     barrier_wait(&s.barriers.full[ring.stage], ring.parity);
+    named_barrier(1 + consumer, 128);
     if (leader) barrier_arrive(&s.barriers.empty[ring.stage]);
     ring.next(kStages);
   }
