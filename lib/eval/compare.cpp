@@ -36,19 +36,22 @@ void count_record(const OutputRecord& record, RunSide& side) {
   }
 }
 
-// The run's own count knows recomputation after preemption from a split prompt.
+// The run's own count knows recomputation after preemption from a split prompt. That of a resumed
+// run is of its last part.
 void take_run_record(const Json& run, RunSide& side) {
   side.run = run;
   if (!run.is_object() || !run.contains("counts")) return;
+  if (find_int(run["counts"], "kept", side.path + ": run.json").value_or(0) > 0) return;
   if (const auto split = find_int(run["counts"], "prompts_split", side.path + ": run.json"))
     side.prompts_split = *split;
 }
 
-void compare_logprobs(const OutputChoice& a, const OutputChoice& b, size_t common, const Json& id,
-                      CompareReport& report) {
-  const size_t n = std::min({common, a.logprobs.size(), b.logprobs.size()});
+// Of the first `common` tokens, as far as both have them.
+void compare_logprobs(const std::vector<float>& a, const std::vector<float>& b, size_t common,
+                      const Json& id, CompareReport& report) {
+  const size_t n = std::min({common, a.size(), b.size()});
   for (size_t i = 0; i < n; ++i) {
-    const double difference = std::fabs(double{a.logprobs[i]} - double{b.logprobs[i]});
+    const double difference = std::fabs(double{a[i]} - double{b[i]});
     ++report.logprob_positions;
     if (!report.max_logprob_difference || !(difference <= *report.max_logprob_difference)) {
       report.max_logprob_difference = difference;
@@ -115,13 +118,16 @@ Divergence divergence(const OutputChoice& a, const OutputChoice& b, size_t commo
 void compare_choices(const OutputRecord& a, const OutputRecord& b, CompareReport& report) {
   const OutputChoice none;
   std::optional<Divergence> first;
-  bool same_hashes = true;
+  // Where one of the runs did not say the prompt's, there is nothing to tell apart.
+  const bool prompts = !a.prompt_logprobs.empty() && !b.prompt_logprobs.empty();
+  bool same_bits = !prompts || a.prompt_logprobs == b.prompt_logprobs;
+  compare_logprobs(a.prompt_logprobs, b.prompt_logprobs, a.prompt_logprobs.size(), b.id, report);
   for (size_t i = 0; i < std::max(a.choices.size(), b.choices.size()); ++i) {
     const OutputChoice& of_a = i < a.choices.size() ? a.choices[i] : none;
     const OutputChoice& of_b = i < b.choices.size() ? b.choices[i] : none;
     const size_t common = common_tokens(of_a, of_b);
-    compare_logprobs(of_a, of_b, common, b.id, report);
-    same_hashes &= of_a.logprob_hash == of_b.logprob_hash;
+    compare_logprobs(of_a.logprobs, of_b.logprobs, common, b.id, report);
+    same_bits &= of_a.logprob_hash == of_b.logprob_hash;
     const bool both = i < a.choices.size() && i < b.choices.size();
     if (first || (both && of_a.token_ids == of_b.token_ids)) continue;
     first = divergence(of_a, of_b, common);
@@ -130,7 +136,7 @@ void compare_choices(const OutputRecord& a, const OutputRecord& b, CompareReport
     show_texts(of_a, of_b, *first);
   }
   report.token_identical += first ? 0 : 1;
-  report.logprob_identical += !first && same_hashes ? 1 : 0;
+  report.logprob_identical += !first && same_bits ? 1 : 0;
   if (first && report.divergences.size() < kListed) report.divergences.push_back(std::move(*first));
 }
 
@@ -175,7 +181,8 @@ void note_differences(CompareReport& report) {
   if (!a.is_object() || !b.is_object()) return;
   const auto differ = [&](const char* pointer) {
     const Json::json_pointer at(pointer);
-    return a.value(at, Json()) != b.value(at, Json());
+    const Json in_a = a.value(at, Json()), in_b = b.value(at, Json());
+    return !in_a.is_null() && !in_b.is_null() && in_a != in_b;
   };
   if (differ("/input/sha256")) report.notes.push_back("the input files of the runs differ");
   if (differ("/model/fingerprint"))

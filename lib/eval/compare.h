@@ -49,7 +49,7 @@ struct CompareReport {
   int64_t failed_one = 0;       // in one run only, or for different reasons: compared, and differs
   int64_t compared = 0;         // in_both - failed_both
   int64_t token_identical = 0;  // the same token_ids, of every choice
-  int64_t logprob_identical = 0;                 // and the same logprob_hash
+  int64_t logprob_identical = 0;                 // and the same logprob_hash and prompt's logprobs
   std::optional<double> max_logprob_difference;  // over common prefixes, where both have logprobs
   Json max_logprob_difference_id;
   int64_t logprob_positions = 0;        // tokens that were compared so

@@ -17,9 +17,12 @@ OrderedJson or_null(const std::optional<T>& value) {
   return value ? OrderedJson(*value) : OrderedJson(nullptr);
 }
 
-bool same_requests(const CompareReport& r) {
-  return r.only_a == 0 && r.only_b == 0;
+// Two runs of an empty file, which have answered alike.
+bool is_empty(const CompareReport& r) {
+  return r.compared == 0 && r.a.requests == 0 && r.b.requests == 0;
 }
+
+bool same_requests(const CompareReport& r) { return r.only_a == 0 && r.only_b == 0; }
 
 constexpr const char* kTimings[] = {"elapsed_time",      "requests_per_second", "tokens_per_second",
                                     "output_throughput", "mean_ttft_ms",        "median_ttft_ms",
@@ -189,9 +192,7 @@ std::vector<std::string> failures(const CompareReport& r, const Thresholds& t) {
   check(t);
   std::vector<std::string> beyond;
   if (!same_requests(r)) beyond.push_back("the two runs do not contain the same requests");
-  // Two runs without requests, of an empty file, have answered alike.
-  if (r.compared == 0 && r.a.requests + r.b.requests > 0)
-    beyond.push_back("no request could be compared");
+  if (r.compared == 0 && !is_empty(r)) beyond.push_back("no request could be compared");
   const auto match = [&](const char* what, double found) {
     if (r.compared > 0 && !(found >= t.min_match))
       beyond.push_back(fmt::format("the share of requests with {} is {}, less than {}", what, found,
@@ -200,7 +201,7 @@ std::vector<std::string> failures(const CompareReport& r, const Thresholds& t) {
   match("the same tokens", r.token_identical_share());
   match("the same logprob bits", r.logprob_identical_share());
   if (r.repeats) match("the same bits in each repeat", r.repeats->least_match);
-  if (t.max_logprob_diff && !r.max_logprob_difference)
+  if (t.max_logprob_diff && !r.max_logprob_difference && !is_empty(r))
     beyond.push_back("no logprobs are there to compare (--logprobs)");
   if (t.max_logprob_diff && r.max_logprob_difference &&
       !(*r.max_logprob_difference <= *t.max_logprob_diff))
@@ -214,8 +215,8 @@ std::string verdict(const CompareReport& r) {
   std::string text;
   const bool all = r.compared > 0 && r.logprob_identical == r.compared;
   if (r.compared == 0) {
-    text = r.a.requests + r.b.requests == 0 ? "nothing compared: the runs have no requests"
-                                            : "nothing compared: no request was answered in both";
+    text = is_empty(r) ? "nothing compared: the runs have no requests"
+                       : "nothing compared: no request was answered in both";
   } else if (all && same_requests(r)) {
     text =
         fmt::format("identical: {} of {} requests have the same tokens and the same logprob bits",

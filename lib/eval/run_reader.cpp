@@ -96,15 +96,30 @@ void read_chat_logprobs(const Json& logprobs, const std::string& what, OutputCho
   }
 }
 
-// With an echo the lists begin with the prompt's tokens.
+// The first entry is null. `object` is a record of the simple form, or the body of an answer.
+void read_prompt_logprobs(const Json& object, const std::string& what, OutputRecord& record) {
+  const auto it = object.find("prompt_logprobs");
+  if (it == object.end() || it->is_null()) return;
+  const auto size = static_cast<size_t>(record.prompt_tokens);
+  const Json& list = list_at(object, "prompt_logprobs", size, what);
+  for (size_t i = 1; i < size; ++i)
+    record.prompt_logprobs.push_back(static_cast<float>(get_number(list[i], "logprob", what)));
+}
+
+// With an echo the lists begin with the prompt's tokens, whose logprobs go to `prompt`.
 void read_completion_logprobs(const Json& logprobs, int64_t prompt_tokens, const std::string& what,
-                              OutputChoice& choice) {
+                              OutputChoice& choice, std::vector<float>& prompt) {
   const size_t generated = choice.token_ids.size();
   const auto all = logprobs.find("token_logprobs");
   const bool echo = all != logprobs.end() && all->size() > generated;
   const size_t begin = echo ? static_cast<size_t>(prompt_tokens) : 0, size = begin + generated;
   const Json& chosen = list_at(logprobs, "token_logprobs", size, what);
   const Json& top = list_at(logprobs, "top_logprobs", size, what);
+  prompt.clear();
+  for (size_t i = 1; i < begin; ++i) {
+    if (!chosen[i].is_number()) fail("{}: field 'logprobs': entry {}: expected a number", what, i);
+    prompt.push_back(static_cast<float>(chosen[i].get<double>()));
+  }
   for (size_t i = begin; i < size; ++i) {
     if (!chosen[i].is_number() || !top[i].is_object())
       fail("{}: field 'logprobs': entry {}: expected a number and an object", what, i);
@@ -138,8 +153,8 @@ OutputChoice read_choice(const Json& object, const std::string& what) {
   return choice;
 }
 
-OutputChoice read_openai_choice(const Json& object, bool chat, int64_t prompt_tokens,
-                                const std::string& what) {
+OutputChoice read_openai_choice(const Json& object, bool chat, const std::string& what,
+                                OutputRecord& record) {
   OutputChoice choice;
   choice.text = chat ? find_string(object_at(object, "message", what), "content", what)
                      : find_string(object, "text", what);
@@ -149,7 +164,8 @@ OutputChoice read_openai_choice(const Json& object, bool chat, int64_t prompt_to
   const auto logprobs = object.find("logprobs");
   if (logprobs == object.end() || logprobs->is_null()) return choice;
   chat ? read_chat_logprobs(*logprobs, what, choice)
-       : read_completion_logprobs(*logprobs, prompt_tokens, what, choice);
+       : read_completion_logprobs(*logprobs, record.prompt_tokens, what, choice,
+                                  record.prompt_logprobs);
   return choice;
 }
 
@@ -178,8 +194,9 @@ void read_openai(const Json& object, const std::string& what, OutputRecord& reco
   const bool chat = get_string(body, "object", what) == "chat.completion";
   record.prompt_tokens = get_int(object_at(body, "usage", what), "prompt_tokens", what);
   read_choices(body, what, record, [&](const Json& choice, const std::string& where) {
-    return read_openai_choice(choice, chat, record.prompt_tokens, where);
+    return read_openai_choice(choice, chat, where, record);
   });
+  if (record.prompt_logprobs.empty()) read_prompt_logprobs(body, what, record);
   // That of a single choice.
   if (body.contains("timing")) record.choices[0].prefill_chunks = prefill_chunks(body, what);
   record.answer = find_string(body, "answer", what);
@@ -197,6 +214,7 @@ void read_simple(const Json& object, const std::string& what, OutputRecord& reco
   }
   record.answer = find_string(object, "answer", what);
   record.prompt_tokens = get_int(object, "prompt_tokens", what);
+  read_prompt_logprobs(object, what, record);
 }
 
 OutputRecord parse_record(const std::string& line, const std::string& what, int64_t number) {

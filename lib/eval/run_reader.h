@@ -31,6 +31,8 @@ struct OutputRecord {
   std::vector<OutputChoice> choices;  // by index; at least one where ok, else none
   std::optional<std::string> answer;
   int64_t prompt_tokens = 0;
+  // [prompt_tokens - 1], of all but the first token, by prompt_logprobs or an echo; else empty.
+  std::vector<float> prompt_logprobs;
 };
 
 class RunReader {

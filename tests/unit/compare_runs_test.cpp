@@ -324,6 +324,7 @@ TEST_CASE("a comparison of nothing is a pass only where there was nothing to ans
   const CompareReport r = empty.report();
   CHECK(passes(r, 1.0));
   CHECK(has(verdict(r), "nothing compared: the runs have no requests"));
+  CHECK(failures(r, {.max_logprob_diff = 0.0}).empty());
   CHECK_FALSE(failures(r, {.min_accuracy = 0.5}).empty());
 }
 
@@ -406,10 +407,57 @@ TEST_CASE("checkpoints differ by their weights and files and not by their place"
     return pair.report().notes;
   };
   CHECK(notes({{"path", "elsewhere"}}).empty());
+  CHECK(notes({{"files", nullptr}}).empty());  // a run of an earlier version
   CHECK(notes({{"fingerprint", "g"}}) ==
         std::vector<std::string>{"the weights of the runs' checkpoints differ"});
   CHECK(notes({{"files", {{"config.json", "d"}}}}) ==
         std::vector<std::string>{"the files beside the weights of the runs' checkpoints differ"});
+}
+
+TEST_CASE("logprobs of prompts are compared where both runs have them") {
+  const auto report = [](const std::vector<float>& in_a, const std::vector<float>& in_b,
+                         bool echo) {
+    Pair pair;
+    for (auto& [run, logprobs] : {std::pair(&pair.a, in_a), std::pair(&pair.b, in_b)}) {
+      Result& r = run->results[1];
+      r.prompt_tokens = 3;
+      std::vector<TokenLogprob> entries;
+      for (const float logprob : logprobs)
+        entries.push_back({.token = 7, .logprob = logprob, .top = {{7, logprob}}});
+      if (echo) {
+        r.form = Form::completion;
+        r.choices[0].token_ids.clear();
+        r.choices[0].logprobs->clear();
+        r.choices[0].logprob_hash = {};
+        r.token_bytes = {{7, "x"}};
+        r.echoed = EchoedPrompt{.token_ids = {7, 7, 7}, .widths = {1, 1, 1}, .logprobs = entries};
+      } else if (!entries.empty()) {
+        r.prompt_logprobs = entries;
+      }
+    }
+    return pair.report();
+  };
+  for (const bool echo : {false, true}) {
+    CHECK(report({-1, -2}, {-1, -2}, echo).logprob_identical == 4);
+    const CompareReport other = report({-1, -2}, {-1, -2.5}, echo);
+    CHECK(other.token_identical == 4);
+    CHECK(other.logprob_identical == 3);
+    CHECK(other.max_logprob_difference == 0.5);
+    CHECK(other.max_logprob_difference_id == "q1");
+  }
+  CHECK(report({-1, -2}, {}, false).logprob_identical == 4);
+}
+
+TEST_CASE("a resumed run's count of split prompts is that of its records") {
+  Pair pair;
+  pair.b.record.counts.kept = 2;
+  pair.b.record.counts.prompts_split = 1;
+  for (FakeRun* run : {&pair.a, &pair.b})
+    for (Result& r : run->results) r.choices[0].timing.prefill_chunks = 2;
+  pair.a.record.counts.prompts_split = 3;
+  const CompareReport r = pair.report();
+  CHECK(r.a.prompts_split == 3);
+  CHECK(r.b.prompts_split == 4);
 }
 
 TEST_CASE("an outputs file without run.json can be compared") {
