@@ -9,6 +9,6 @@ cd "$(dirname "$0")/.."
 .ci/install-packages --tests
 preset=${PRESET:-release}
 # shellcheck disable=SC2086
-cmake --preset "$preset" ${CMAKE_ARGS:-} >/dev/null
+cmake --preset "$preset" -DMLA_TESTS=ON ${CMAKE_ARGS:-} >/dev/null
 cmake --build --preset "$preset"
-ctest --preset "$preset" -j "$(nproc)" "$@"
+ctest --preset "$preset" --no-tests=error -j "$(nproc)" "$@"
