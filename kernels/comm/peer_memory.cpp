@@ -126,7 +126,7 @@ ReduceTimes measure_reduce(const cuda::Launch& launch, const std::function<void(
   const DeviceMemory residual(most * 2), out(most * 2), weight(kMeasuredWidth * 4),
       gathered(reduce_scratch(ranks, most) * 2);
   scratch = gathered.get();
-  meet();  // nobody waits in a kernel while another allocates
+  meet();  // the large blocks are there before anybody waits in a kernel
   ReduceTimes times;
   bool faster = true;
   for (const int64_t rows : kMeasuredRows) {

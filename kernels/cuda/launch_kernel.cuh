@@ -10,14 +10,14 @@
 
 namespace mla::cuda {
 
-// Lets a kernel have so much dynamic shared memory, which each device is told once; `told` has a
-// bit a device.
+// Lets a kernel have so much dynamic shared memory, which each device is told once; `allowed` has
+// a bit a device.
 template <class Kernel>
-void allow_shared_memory(Kernel* kernel, int bytes, int device, std::atomic<uint64_t>& told) {
+void allow_shared_memory(Kernel* kernel, int bytes, int device, std::atomic<uint64_t>& allowed) {
   const uint64_t bit = uint64_t{1} << (device % 64);
-  if (told.load(std::memory_order_relaxed) & bit) return;
+  if (allowed.load(std::memory_order_relaxed) & bit) return;
   MLA_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  if (device < 64) told.fetch_or(bit, std::memory_order_relaxed);
+  if (device < 64) allowed.fetch_or(bit, std::memory_order_relaxed);
 }
 
 template <class... Params, class... Args>

@@ -90,7 +90,7 @@ bool is_served(std::string_view name, Form form) {
   return form != Form::simple && ignored_fields().contains(name);
 }
 
-bool is_neutral(const Unserved& known, const Json& value, Form form) {
+bool is_neutral(const Unserved& known, const Json& value, bool special_tokens) {
   switch (known.kind) {
     case Kind::number:
       return value.get<double>() == known.neutral;
@@ -101,8 +101,8 @@ bool is_neutral(const Unserved& known, const Json& value, Form form) {
                                : value.is_structured() && value.empty();
     case Kind::choice:  // there are no tools to choose from
       return value == "none" || value == "auto";
-    case Kind::special_tokens:  // a chat's template has them
-      return value == (form != Form::chat);
+    case Kind::special_tokens:
+      return value == special_tokens;
     case Kind::text_format:
       return value == Json{{"type", "text"}};
     case Kind::text_only:
@@ -113,11 +113,11 @@ bool is_neutral(const Unserved& known, const Json& value, Form form) {
   return false;
 }
 
-std::string neutral_text(const Unserved& known, Form form) {
+std::string neutral_text(const Unserved& known, bool special_tokens) {
   if (known.kind == Kind::number) return fmt::format("{}", known.neutral);
   if (known.kind == Kind::boolean) return known.neutral != 0 ? "true" : "false";
   if (known.kind == Kind::choice) return R"("none" or "auto")";
-  if (known.kind == Kind::special_tokens) return form != Form::chat ? "true" : "false";
+  if (known.kind == Kind::special_tokens) return special_tokens ? "true" : "false";
   if (known.kind == Kind::text_format) return R"({"type":"text"})";
   if (known.kind == Kind::text_only) return R"(["text"])";
   return "no such field";
@@ -153,7 +153,9 @@ void refuse_unsupported(std::string_view what, const std::string& message) {
   throw RequestError(error_code::kUnsupported, fmt::format("{}: {}", what, message));
 }
 
-void check_unserved(const Json& body, Form form, std::string_view what) {
+void check_unserved(const Json& body, Form form, AddBos add_bos, std::string_view what) {
+  // What is done anyway: a chat's template has its own.
+  const bool special_tokens = form != Form::chat && add_bos != AddBos::never;
   for (const Unserved& known : kUnserved) {
     const Json* value = find_field(body, known.name);
     if (!value || is_served(known.name, form)) continue;
@@ -161,9 +163,9 @@ void check_unserved(const Json& body, Form form, std::string_view what) {
       refuse_field(known.name, "a number", *value, what);
     if (known.kind == Kind::boolean && !value->is_boolean())
       refuse_field(known.name, "true or false", *value, what);
-    if (is_neutral(known, *value, form)) continue;
+    if (is_neutral(known, *value, special_tokens)) continue;
     refuse_unsupported(what, fmt::format("field '{}': {} is not supported, expected {}", known.name,
-                                         describe(*value), neutral_text(known, form)));
+                                         describe(*value), neutral_text(known, special_tokens)));
   }
 }
 

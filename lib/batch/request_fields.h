@@ -31,7 +31,7 @@ const Json* find_field(const Json& object, const char* key);
 // Refuses fields of other programs that this one does not support, unless they have their neutral
 // value.
 // `body`: the line itself, or the body of an OpenAI line.
-void check_unserved(const Json& body, Form form, std::string_view what);
+void check_unserved(const Json& body, Form form, AddBos add_bos, std::string_view what);
 
 // Names of the line's fields that mean nothing here: those of messages as "messages[].name", those
 // of an OpenAI line's body as "body.name".

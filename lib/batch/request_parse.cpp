@@ -332,7 +332,7 @@ Form parse_url(const Json& object, std::string_view what) {
 
 Request parse_request(const Json& body, Form form, const ReaderOptions& options,
                       std::string_view what) {
-  check_unserved(body, form, what);
+  check_unserved(body, form, options.defaults.add_bos, what);
   Request request;
   request.prompt = parse_prompt(body, form, options, what);
   const bool chat = std::holds_alternative<std::vector<ChatMessage>>(request.prompt);

@@ -59,7 +59,7 @@ struct SchedulerStats {
   int64_t prompts_split = 0;  // prompts whose first computation took more than one step
   int64_t prefill_tokens = 0, decode_tokens = 0;  // rows of each kind
   int64_t recomputed_tokens = 0;                  // those of both kinds computed before
-  int64_t cached_tokens = 0;                      // of prompts, found when they were admitted first
+  int64_t cached_tokens = 0;                      // of prompts, found when they were admitted first; of every choice
   int32_t max_running = 0, peak_pages = 0;
 };
 

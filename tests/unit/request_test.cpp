@@ -452,6 +452,10 @@ TEST_CASE("fields that would change the answer are refused as not supported") {
                 {R"("logprob_token_ids":[1])", code,
                  "line 1: field 'logprob_token_ids': a list is not supported, expected no such "
                  "field"}});
+  ReaderOptions without_bos = reader_options();
+  without_bos.defaults.add_bos = AddBos::never;
+  good(R"({"prompt":"x","add_special_tokens":false})", without_bos);
+  CHECK(bad(R"({"prompt":"x","add_special_tokens":true})", without_bos).code == code);
   CHECK_FALSE(good(R"({"prompt":"x","seed":-1})").sampling.seed);
 }
 
