@@ -71,8 +71,8 @@ Command add_plan(CLI::App& app) {
   flags->engine.add_to(app);
   app.add_option("--device-memory", flags->device_memory,
                  "N[KMG]: plan for a GPU of that size, which need not be there (in a build with "
-                 "CUDA); with --device cpu: say "
-                 "whether the plan fits, exit 1 where it does not");
+                 "CUDA); with --device cpu: say whether the plan fits, exit 1 where it "
+                 "does not");
   app.add_flag("--json", flags->json, "Print the plan as JSON");
   return [flags] {
     const uint64_t given = flags->given_memory();
