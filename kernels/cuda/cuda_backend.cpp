@@ -372,7 +372,7 @@ void CudaBackend::mla_decode(const MlaDecodeParams& p) {
   g.rows.T = p.D;
   gemm(g, launch_);
 
-  cuda::mla_decode(p, s.partial, s.max_splits, s.arrivals, launch_);
+  cuda::mla_decode(p, s.partial, s.max_splits, s.arrivals, s.taken, launch_);
 
   g.a = p.o_lat;  // O of every head: O_lat·W_UV
   g.a_stride = g.a_cols = int64_t{p.N} * kL;

@@ -57,12 +57,16 @@ struct Job {
 // Decodes job numbers. Tiles of A have `TileA` rows, tiles of W `TileW`. Jobs of a matrix are
 // neighbours; within it, 16 tiles of A go through all tiles of W before the next 16, so that what
 // runs at one time shares both.
+//
+// Reads the rows' `begin` and tiles, which therefore have to be there before the kernel in front of
+// this one, or that one settles its inputs (ptx.cuh): a product lists its jobs without waiting.
 template <int TileA, int TileW>
 class JobList {
  public:
   // Shared memory for Mode::grouped; filled by the first warp; the block must synchronise after.
   struct Storage {
     int32_t first_tile[kMaxMatrices + 1];  // of A, of each matrix
+    int32_t begin[kMaxMatrices + 1];       // GemmRows::begin, up to `routed`
   };
 
   __device__ JobList(const GemmArgs& args, Storage& storage) : g_(args), s_(storage) {
@@ -109,7 +113,11 @@ class JobList {
       const int e = first + lane;
       int rows = 0;
       if (e < g_.rows.routed) {
-        rows = g_.rows.begin[e + 1] - g_.rows.begin[e];
+        // Past the L1 cache, which may have those of the layer before.
+        const int begin = __ldcg(g_.rows.begin + e), end = __ldcg(g_.rows.begin + e + 1);
+        s_.begin[e] = begin;
+        s_.begin[e + 1] = end;
+        rows = end - begin;
       } else if (e < g_.matrices) {
         rows = g_.rows.T;
       }
@@ -168,9 +176,9 @@ class JobList {
     const int row = a_tile * TileA;
     Job result{0, 0, 0, false, low, w_tile * TileW, 0, g_.rows.slots, 0, 1};
     if (low < g_.rows.routed) {
-      const int begin = g_.rows.begin[low];
+      const int begin = s_.begin[low];
       result.a_row = begin + row;
-      result.rows = min(TileA, g_.rows.begin[low + 1] - begin - row);
+      result.rows = min(TileA, s_.begin[low + 1] - begin - row);
       result.out_row = begin + row;
     } else {
       const int shared = low - g_.rows.routed, base = g_.rows.shared_row + shared * g_.rows.T;

@@ -3,7 +3,8 @@
 //
 // A persistent block of one consumer warpgroup and one producer warp; two blocks share a
 // multiprocessor, so that some 180 KB are on their way to it at any time. The ring runs on from job
-// to job: W of the next job streams while the outputs of this one are written.
+// to job: W of the next job streams while the outputs of this one are written. W does not wait for
+// the kernel before this one either: the ring is full of it by the time the rows of A are there.
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/gemm_jobs.cuh"
 #include "kernels/cuda/launch_kernel.cuh"
@@ -94,28 +95,20 @@ __global__ void __launch_bounds__(kThreads, 2)
   auto& barriers = *reinterpret_cast<typename S::Barriers*>(staging + S::kStaging);
   auto& storage = *reinterpret_cast<typename S::Jobs::Storage*>(&barriers + 1);
 
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 128) {
     for (int i = 0; i < S::kStages; ++i) {
       barrier_init(&barriers.full[i], 1);
       barrier_init(&barriers.empty[i], 1);
     }
     barrier_init_done();
   }
-  start_dependents();
-  // W does not wait for the kernels before this one. A product whose jobs do not depend on them
-  // fills the ring with W already.
-  const bool early = g.rows.mode == GemmRows::Mode::uniform;
-  if (!early) wait_for_inputs();
   const typename S::Jobs jobs(g, storage);
   __syncthreads();
   const int count = jobs.count(), steps = (g.k + S::kPanels * 64 - 1) / (S::kPanels * 64);
   Ring ring;
 
   if (threadIdx.x >= 128) {
-    if (threadIdx.x != 128) {
-      if (early) wait_for_inputs();
-      return;
-    }
+    if (threadIdx.x != 128) return settle_inputs();
     const auto load_w = [&](const Job& j, int stage, int step) {
       barrier_expect(&barriers.full[stage], S::kStage);
 #pragma unroll
@@ -124,12 +117,11 @@ __global__ void __launch_bounds__(kThreads, 2)
                  (step * S::kPanels + p) * 64, j.w_row, j.matrix);
     };
     int ahead = 0;  // stages that have their W
-    if (early) {
-      for (int job = blockIdx.x; job < count && ahead < S::kStages; job += gridDim.x)
-        for (int step = 0; step < steps && ahead < S::kStages; ++step)
-          load_w(jobs[job], ahead++, step);
-      wait_for_inputs();
+    for (int job = blockIdx.x; job < count && ahead < S::kStages; job += gridDim.x) {
+      const Job j = jobs[job];
+      for (int step = 0; step < steps && ahead < S::kStages; ++step) load_w(j, ahead++, step);
     }
+    settle_inputs();
     for (int job = blockIdx.x; job < count; job += gridDim.x) {
       const Job j = jobs[job];
       const CUtensorMap& a = j.shared_map ? maps.a_shared : maps.a;
@@ -150,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
     return;
   }
-  if (early) wait_for_inputs();
+  settle_inputs();
 
   float d[Tokens / 2];
   for (int job = blockIdx.x; job < count; job += gridDim.x) {

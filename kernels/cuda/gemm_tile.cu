@@ -4,7 +4,8 @@
 // of stages of 64 columns by TMA; each warpgroup multiplies 64 rows of A by the 256 of W (wgmma
 // m64n256k16). Where half of a tile's rows or columns lie past the end of the matrix, that half is
 // not multiplied. Outputs are exchanged within quads of lanes, so that a lane stores 16 bytes and a
-// quad 64 that are neighbours; nothing waits for these stores.
+// quad 64 that are neighbours; nothing waits for these stores. W of a block's first stages does not
+// wait for the kernel before this one.
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/gemm_jobs.cuh"
 #include "kernels/cuda/launch_kernel.cuh"
@@ -133,21 +134,34 @@ struct Queue {
   }
 };
 
-// By one thread: steps [begin, end) of a tile. Rows past the 64th are not read where none of them
-// counts.
-__device__ void load_tile(const GemmMaps& maps, const Job& j, const Stages& s, int begin, int end,
-                          Ring& ring) {
+// Rows past the 64th of a tile are not read where none of them counts.
+__device__ bool has_upper_rows(const Job& j) { return j.rows > kTileA / 2; }
+
+// By one thread: a step's part of W, first, then that of A, to an empty stage.
+__device__ void load_w(const GemmMaps& maps, const Job& j, const Stages& s, int stage, int step) {
+  uint64_t* full = &s.barriers.full[stage];
+  barrier_expect(full, (has_upper_rows(j) ? kBytesA : kBytesA / 2) + kBytesW);
+  tma_load(s.w + stage * kBytesW, maps.w, full, step * 64, j.w_row, j.matrix);
+}
+__device__ void load_a(const GemmMaps& maps, const Job& j, const Stages& s, int stage, int step) {
   const CUtensorMap& a = j.shared_map ? maps.a_shared : maps.a;
-  const bool both = j.rows > kTileA / 2;
+  uint64_t* full = &s.barriers.full[stage];
+  char* to = s.a + stage * kBytesA;
+  const int column = j.a_column + step * 64;
+  tma_load(to, a, full, column, j.a_row, 0);
+  if (has_upper_rows(j)) tma_load(to + kBytesA / 2, a, full, column, j.a_row_64, 0);
+}
+
+// By one thread: steps [begin, end) of a tile, of those before `has_w` only A.
+__device__ void load_tile(const GemmMaps& maps, const Job& j, const Stages& s, int begin, int end,
+                          int has_w, Ring& ring) {
+#pragma unroll 1
   for (int step = begin; step < end; ++step) {
-    uint64_t* full = &s.barriers.full[ring.stage];
-    char* to = s.a + ring.stage * kBytesA;
-    const int column = j.a_column + step * 64;
-    barrier_wait(&s.barriers.empty[ring.stage], ring.parity ^ 1);
-    barrier_expect(full, (both ? kBytesA : kBytesA / 2) + kBytesW);
-    tma_load(to, a, full, column, j.a_row, 0);
-    if (both) tma_load(to + kBytesA / 2, a, full, column, j.a_row_64, 0);
-    tma_load(s.w + ring.stage * kBytesW, maps.w, full, step * 64, j.w_row, j.matrix);
+    if (step >= has_w) {
+      barrier_wait(&s.barriers.empty[ring.stage], ring.parity ^ 1);
+      load_w(maps, j, s, ring.stage, step);
+    }
+    load_a(maps, j, s, ring.stage, step);
     ring.next(kStages);
   }
 }
@@ -203,14 +217,19 @@ __device__ void produce(const GemmMaps& maps, const Jobs& jobs, const Stages& s,
   };
   const int begin = min(steps, kStages);
   tell(blockIdx.x);
+  int has_w = 0;
+  if (s.barriers.jobs[0].rows > 0)
+    for (; has_w < begin; ++has_w) load_w(maps, s.barriers.jobs[0], s, has_w, has_w);
+  settle_inputs();  // from here on `taken` is no other product's
   while (true) {
     const Job job = s.barriers.jobs[told.stage];
     told.next(kTold);
     if (job.rows == 0) return;
     queue.ask();
-    load_tile(maps, job, s, 0, begin, ring);
+    load_tile(maps, job, s, 0, begin, has_w, ring);
+    has_w = 0;
     tell(queue.answer());
-    load_tile(maps, job, s, begin, steps, ring);
+    load_tile(maps, job, s, begin, steps, 0, ring);
   }
 }
 
@@ -245,7 +264,6 @@ template <Epilogue E>
 __global__ void __launch_bounds__(kThreads, 1)
     gemm_tile_kernel(const __grid_constant__ GemmArgs g, const __grid_constant__ GemmMaps maps,
                      int32_t* taken) {
-  begin_kernel();
   extern __shared__ __align__(1024) char shared[];
   char* stages_w = shared + kStages * kBytesA;
   Barriers& barriers = *reinterpret_cast<Barriers*>(stages_w + kStages * kBytesW);
@@ -267,10 +285,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   const int steps = (g.k + 63) / 64;
   if (threadIdx.x < 128) {
-    registers_down<40>();
-    if (threadIdx.x == 0) produce(maps, jobs, stages, steps, taken);
+    registers_down<56>();
+    if (threadIdx.x > 0) return settle_inputs();
+    produce(maps, jobs, stages, steps, taken);
   } else {
-    registers_up<232>();
+    registers_up<224>();
+    settle_inputs();
     consume<E>(g, stages, steps);
   }
 }

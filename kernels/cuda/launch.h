@@ -79,10 +79,11 @@ void gather_rows(const ExpertsParams&, const Grouping&, void* to, Launch);
 void mla_prefill(const MlaPrefillParams&, Launch);
 
 // mla_decode.cu: O_lat [D, N, L] of q_lat and the rope columns of q. `partial` holds fp32 of every
-// split: [max_splits, N, L] then [max_splits, N, 2] (max, sum); `arrivals` [D] int32, zero between
-// calls.
+// split: [max_splits, N, L] then [max_splits, N, 2] (max, sum); `arrivals` [D] and `taken` [N / 16,
+// rounded up] are zero between calls. The cache and what says where its rows are was written before
+// the kernel in front of this one, which settles its inputs (ptx.cuh).
 void mla_decode(const MlaDecodeParams&, float* partial, int64_t max_splits, int32_t* arrivals,
-                Launch);
+                int32_t* taken, Launch);
 
 // sample.cu
 size_t sample_scratch_bytes(int64_t max_samples, int64_t vocab);

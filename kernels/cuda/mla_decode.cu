@@ -1,5 +1,5 @@
 // Attention core of the absorbed decode path: O_lat = softmax(q·cacheᵀ·scale)·latent, 16 heads a
-// block, persistent over splits.
+// block, persistent over items of work.
 //
 // Operands are swapped: the 64 cache rows of a page are wgmma's M and the heads its N = 16, so a
 // page is read from memory and from shared memory once for all heads. A tile is one page, [64, 576]
@@ -10,16 +10,19 @@
 // a running max. The maxima are of raw scores q·k: the scale and log2 e enter with the exponent.
 // The splits of a group are folded in order, and so are the groups of a row.
 //
-// With little work an item is a split, with much a group, whose splits are folded in registers: the
-// operations are the same, and so are the bits. What does not hold a whole row leaves fp32
+// An item is a group, whose splits are folded in registers, or a split: the operations are the
+// same, and so are the bits. Splits spread better, groups need no partials. With little work all
+// items are splits, with much they are groups, but for the last few, which would keep few blocks
+// busy. A block takes the next item when it is free. What does not hold a whole row leaves fp32
 // partials; the block that arrives last folds them.
 //
 // Two warpgroups compute, each half of the latent's columns. Each multiplies the scores over its
 // part of the 576 columns; the parts are exchanged and added, and both run the softmax. One warp
-// more streams pages, and one loads queries and says what the work is.
+// more takes the items and streams their pages, and one loads queries.
 #include <cuda_bf16.h>
 
 #include <algorithm>
+#include <climits>
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/launch.h"
@@ -44,6 +47,7 @@ constexpr int kSlotPanels = 3;  // a tile is 3 slots of the ring, in order
 constexpr int kTileSlots = kPanels / kSlotPanels;
 constexpr int kSlotBytes = kSlotPanels * kPanelBytes;
 constexpr int kSlots = 8;  // 192 KB; a tile may wrap around
+constexpr int kTold = 4;   // items on their way to the warp that loads queries
 constexpr int kConsumers = kTeams * kTeamThreads;
 constexpr int kThreads = kConsumers + 128;  // the last warpgroup has the two that load
 constexpr int kTeamBarrier = 1;             // and one for each further team
@@ -63,35 +67,58 @@ struct Args {
   __nv_bfloat16* o_lat;       // [D, N, L]
   float* partial;             // [max_splits, N, L] unnormalised; of a group at its first split
   float2* state;              // [max_splits, N] max of raw scores, sum
-  int32_t* arrivals;          // [D]
+  int32_t* arrivals;          // [D], zero between calls
+  int32_t* taken;             // [blocks of heads], zero between calls
   int N;
   float scale;  // softmax scale · log2 e
 };
 
-// What the block works through.
-struct Items {
-  const DecodeSplit* list;
-  int count;
-  int splits;  // of an item at most: 1 or kDecodeGroup
+// An item: `splits` splits of a row at most, from `split` on.
+struct alignas(16) Job {
+  int32_t row;  // -1: there are no more
+  int32_t split, splits;
+  int32_t key_len, split_begin, table_begin;  // the row's
+  int32_t grouped;  // of the row's splits, those whose groups are items: the first
 
-  __device__ explicit Items(const Args& a) {
-    const int num_splits = a.num_splits[0];
-    // Splits spread better, groups need no partials: from two splits a block on, groups.
-    const bool groups = num_splits >= 2 * static_cast<int>(gridDim.x);
-    list = groups ? a.groups : a.splits;
-    count = groups ? a.num_splits[1] : num_splits;
-    splits = groups ? kDecodeGroup : 1;
-  }
-  // Tiles from split `first` of a row on that belong to one item.
-  __device__ int tiles(int key_len, int first) const {
-    const int keys = key_len - first * kDecodeSplit;
-    return keys <= 0 ? 0 : min(splits * kSplitTiles, (keys + kTile - 1) / kTile);
-  }
+  __device__ int keys() const { return key_len - split * kDecodeSplit; }
+  __device__ int row_splits() const { return (key_len + kDecodeSplit - 1) / kDecodeSplit; }
+  // 0: of padding, which has no keys.
+  __device__ int tiles() const { return min(splits * kSplitTiles, (keys() + kTile - 1) / kTile); }
 };
 
-// What the computing warps need to know of an item.
-struct alignas(16) Job {
-  int32_t row, split, key_len, split_begin;
+// The work of the step: first groups, then splits.
+struct Items {
+  int groups;          // items that are groups
+  int split_distance;  // item i behind them is the step's split i + split_distance
+  int count;
+  DecodeSplit border;  // the first split of these
+
+  __device__ explicit Items(const Args& a)
+      : groups(a.num_splits[1]), split_distance(0), border{INT_MAX, 0} {
+    const int blocks = static_cast<int>(gridDim.x), all = groups, rest = all % blocks;
+    if (a.num_splits[0] < 2 * blocks) {
+      groups = 0;
+    } else if (all > blocks && rest * 4 <= blocks) {
+      groups -= rest;
+    }
+    count = groups;
+    if (groups == all) return;
+    border = groups == 0 ? DecodeSplit{0, 0} : a.groups[groups];
+    const int first = groups == 0 ? 0 : a.rows[border.row].split_begin + border.split;
+    split_distance = first - groups;
+    count += a.num_splits[0] - first;
+  }
+
+  __device__ Job job(const Args& a, int item) const {
+    const bool group = item < groups;
+    const DecodeSplit work = group ? a.groups[item] : a.splits[item + split_distance];
+    const DecodeRow row = a.rows[work.row];
+    Job job{work.row,        work.split, group ? kDecodeGroup : 1, row.key_len, row.split_begin,
+            row.table_begin, 0};
+    if (work.row <= border.row)
+      job.grouped = work.row < border.row ? job.row_splits() : border.split;
+    return job;
+  }
 };
 
 struct alignas(1024) Shared {
@@ -105,7 +132,9 @@ struct alignas(1024) Shared {
   float4 parts[kTeams][2][kTeamThreads];  // of the scores, as the threads have them
   uint64_t full[kSlots], empty[kSlots];
   uint64_t q_full, q_empty;
-  Job job;  // guarded by q_full and q_empty as q is
+  uint64_t told[kTold], heard[kTold];
+  Job jobs[kTold];  // guarded by these
+  Job job[2];       // of this item and the next, guarded by q_full and q_empty as q is
   int32_t is_last;
 };
 // The kernel has no other shared memory, so that it begins at a multiple of 1024 bytes.
@@ -115,22 +144,38 @@ __device__ unsigned char* panel(Shared& s, int stage, int index) {
   return s.ring[(stage + index / kSlotPanels) % kSlots] + index % kSlotPanels * kPanelBytes;
 }
 
-// By one thread: every tile of every item of the block, as far ahead as the ring allows.
+// By one thread: takes the block's items and loads every tile of them, as far ahead as the ring
+// allows. The first tiles do not wait: the product that makes q_lat settles its inputs (ptx.cuh),
+// and the rows of the cache were written before it.
 __device__ void load_pages(const Args& a, Shared& s, const Items& items) {
+  constexpr int kAhead = kSlots / kTileSlots;  // tiles that the empty ring holds
   tma_prefetch(a.cache);
-  Ring ring;
-  bool waited = false;
-  for (int item = blockIdx.x; item < items.count; item += gridDim.x) {
-    const DecodeSplit work = items.list[item];
-    const DecodeRow row = a.rows[work.row];
-    const int tiles = items.tiles(row.key_len, work.split);
+  Ring ring, told;
+  const auto tell = [&](const Job& job) {
+    barrier_wait(&s.heard[told.stage], told.parity ^ 1);
+    s.jobs[told.stage] = job;
+    barrier_arrive(&s.told[told.stage]);
+    told.next(kTold);
+  };
+  int32_t* taken = a.taken + blockIdx.y;
+  bool first = true;
+  // The block's first item has the block's number; `taken` counts the others. A block asks once for
+  // each item that it has, so that `count` asks are all.
+  for (int item = blockIdx.x, asked = 0; item < items.count; item = gridDim.x + asked) {
+    const Job job = items.job(a, item);
+    tell(job);
+    const int tiles = job.tiles(), ask_at = first ? min(tiles, kAhead) : 0;
+    first = false;
     const int32_t* table =
-        a.page_table + (int64_t{row.table_begin} + int64_t{work.split} * kSplitTiles);
+        a.page_table + (int64_t{job.table_begin} + int64_t{job.split} * kSplitTiles);
     int32_t page = tiles > 0 ? table[0] : 0;
-    if (!waited) wait_for_inputs();  // behind the loads that need no waiting
-    waited = true;
 #pragma unroll 1
-    for (int t = 0; t < tiles; ++t) {
+    for (int t = 0; true; ++t) {
+      if (t == ask_at) {
+        wait_for_inputs();  // the kernel before may be one of these
+        asked = atomicAdd(taken, 1);
+      }
+      if (t == tiles) break;
       const int first_slot = page * kTile;  // row of the cache
       if (t + 1 < tiles) page = table[t + 1];
 #pragma unroll 1
@@ -144,27 +189,35 @@ __device__ void load_pages(const Args& a, Shared& s, const Items& items) {
         ring.next(kSlots);
       }
     }
+    if (asked == items.count - 1) *taken = 0;  // nobody asks any more
   }
+  Job none{};
+  none.row = -1;
+  tell(none);
 }
 
 // By one thread: the query of each item, once the last product with the one before is done.
-__device__ void load_queries(const Args& a, Shared& s, const Items& items) {
+__device__ void load_queries(const Args& a, Shared& s) {
   tma_prefetch(a.q_lat);
   tma_prefetch(a.q_pe);
+  Ring told;
   uint32_t parity = 0;
   const int first_head = blockIdx.y * kHeads;
-  for (int item = blockIdx.x; item < items.count; item += gridDim.x) {
-    const DecodeSplit work = items.list[item];
-    const DecodeRow row = a.rows[work.row];
-    if (item == static_cast<int>(blockIdx.x)) wait_for_inputs();
+  wait_for_inputs();
+  while (true) {
+    barrier_wait(&s.told[told.stage], told.parity);
+    const Job job = s.jobs[told.stage];
+    barrier_arrive(&s.heard[told.stage]);
+    told.next(kTold);
     barrier_wait(&s.q_empty, parity ^ 1);
-    s.job = {work.row, work.split, row.key_len, row.split_begin};
+    s.job[parity] = job;
+    parity ^= 1;
+    if (job.row < 0) return barrier_arrive(&s.q_full);
     barrier_expect(&s.q_full, sizeof(s.q));
 #pragma unroll
     for (int i = 0; i < kLatentPanels; ++i)
-      tma_load(s.q[i], a.q_lat, &s.q_full, i * 64, first_head, work.row);
-    tma_load(s.q[kLatentPanels], a.q_pe, &s.q_full, 0, first_head, work.row);
-    parity ^= 1;
+      tma_load(s.q[i], a.q_lat, &s.q_full, i * 64, first_head, job.row);
+    tma_load(s.q[kLatentPanels], a.q_pe, &s.q_full, 0, first_head, job.row);
   }
 }
 
@@ -358,18 +411,17 @@ __device__ void attend_item(Shared& s, Ring& ring, int tiles, int keys, float sc
 }
 
 // By the computing warps.
-__device__ void attend(const Args& a, Shared& s, const Items& items) {
+__device__ void attend(const Args& a, Shared& s) {
   const int lane = threadIdx.x % 32;
   const int first_head = blockIdx.y * kHeads, heads = min(kHeads, a.N - first_head);
   Ring ring;
-  uint32_t q_parity = 0;
-  for (int item = blockIdx.x; item < items.count; item += gridDim.x) {
-    barrier_wait(&s.q_full, q_parity);
-    q_parity ^= 1;
-    const Job job = s.job;
-    const int tiles = items.tiles(job.key_len, job.split);
+  for (uint32_t parity = 0; true; parity ^= 1) {
+    barrier_wait(&s.q_full, parity);
+    const Job& job = s.job[parity];  // not kept in registers
+    if (job.row < 0) return;
+    const int tiles = job.tiles();
     __nv_bfloat16* out = a.o_lat + int64_t{job.row} * a.N * kL;
-    if (tiles == 0) {  // padding, which has no keys: its output is 0
+    if (tiles == 0) {
       __syncwarp();
       if (lane == 0) barrier_arrive(&s.q_empty);
       uint4* to = reinterpret_cast<uint4*>(out + first_head * kL);
@@ -378,11 +430,10 @@ __device__ void attend(const Args& a, Shared& s, const Items& items) {
     }
 
     Accumulator acc;
-    attend_item(s, ring, tiles, job.key_len - job.split * kDecodeSplit, a.scale, acc);
+    attend_item(s, ring, tiles, job.keys(), a.scale, acc);
 
-    const int item_keys = kDecodeSplit * items.splits;
-    const int parts = (job.key_len + item_keys - 1) / item_keys;
-    if (parts == 1) {
+    const Partials parts(job.row_splits(), job.grouped);
+    if (parts.count == 1) {
       write_output(acc, out + first_head * kL, heads);
       continue;
     }
@@ -395,12 +446,12 @@ __device__ void attend(const Args& a, Shared& s, const Items& items) {
       __threadfence();
       const int before = atomicAdd(&a.arrivals[job.row], 1);
       __threadfence();
-      s.is_last = before + 1 == parts * static_cast<int>(gridDim.y);
+      s.is_last = before + 1 == parts.count * static_cast<int>(gridDim.y);
     }
     named_barrier(kConsumerBarrier, kConsumers);
     if (!s.is_last) continue;
     const int64_t first = int64_t{job.split_begin} * a.N;
-    fold_partials(a.partial + first * kL, a.state + first, parts, items.splits, a.N, a.scale, out);
+    fold_partials(a.partial + first * kL, a.state + first, parts, a.N, a.scale, out);
     if (threadIdx.x == 0) a.arrivals[job.row] = 0;
   }
 }
@@ -419,19 +470,23 @@ __global__ void __launch_bounds__(kThreads, 1) mla_decode_kernel(const __grid_co
     }
     barrier_init(&s.q_full, 1);
     barrier_init(&s.q_empty, kTeams * kWarps);
+    for (int i = 0; i < kTold; ++i) {
+      barrier_init(&s.told[i], 1);
+      barrier_init(&s.heard[i], 1);
+    }
     barrier_init_done();
   }
   __syncthreads();
   if (threadIdx.x < kConsumers) {
     registers_up<232>();
     wait_for_inputs();
-    attend(a, s, items);
+    attend(a, s);
   } else {
     registers_down<40>();
     if (threadIdx.x == kConsumers) {
       load_pages(a, s, items);
     } else if (threadIdx.x == kConsumers + 32) {
-      load_queries(a, s, items);
+      load_queries(a, s);
     } else {
       wait_for_inputs();
     }
@@ -441,7 +496,7 @@ __global__ void __launch_bounds__(kThreads, 1) mla_decode_kernel(const __grid_co
 }  // namespace
 
 void mla_decode(const MlaDecodeParams& p, float* partial, int64_t max_splits, int32_t* arrivals,
-                Launch launch) {
+                int32_t* taken, Launch launch) {
   if (p.D == 0) return;
   // The params do not say how many slots the cache has; this many are beyond any memory (618 GB),
   // and their stride within TMA's 2^40 bytes.
@@ -460,6 +515,7 @@ void mla_decode(const MlaDecodeParams& p, float* partial, int64_t max_splits, in
       partial,
       reinterpret_cast<float2*>(partial + max_splits * p.N * kL),
       arrivals,
+      taken,
       p.N,
       p.scale * kLog2E};
   const int groups = (p.N + kHeads - 1) / kHeads;

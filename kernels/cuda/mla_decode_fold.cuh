@@ -91,7 +91,8 @@ __device__ inline int team_column() { return threadIdx.x / kTeamThreads * kTeamP
 // O_lat [heads, L] of a row with a single item, from the accumulators. Lanes 4 apart hold
 // neighbours in L: they exchange one column of a pair so that each stores two bf16 of one head.
 __device__ inline void write_output(const Accumulator& acc, __nv_bfloat16* to, int heads) {
-  const int warp = threadIdx.x / 32 % kWarps, lane = threadIdx.x % 32, odd = lane / 4 % 2;
+  const int warp = threadIdx.x / 32 % kWarps, lane = threadIdx.x % 32,
+            odd = lane / 4 % 2;
   float inverse[4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) inverse[j] = 1.0f / acc.sum[j];
@@ -129,12 +130,27 @@ __device__ inline void write_partial(const Accumulator& acc, float* to, float2* 
   }
 }
 
-// O_lat [N, L] of a row from its partials, in order, whoever does it: `count` of them, `stride`
-// splits apart, splits with stride 1 and groups else. A warp takes every eighth head; a lane four
-// float4 of it, 128 floats apart. Reads pass by the L1 cache, which other blocks' writes do not
-// reach.
-__device__ inline void fold_partials(const float* partial, const float2* state, int count,
-                                     int stride, int N, float scale, __nv_bfloat16* to) {
+// What a row leaves behind: a partial of each group of its first `grouped` splits, then one of each
+// split.
+struct Partials {
+  int grouped, groups, count;
+
+  __device__ Partials(int splits, int grouped)
+      : grouped(grouped),
+        groups((grouped + kDecodeGroup - 1) / kDecodeGroup),
+        count(groups + splits - grouped) {}
+  // Its split, or the first of its group.
+  __device__ int split(int i) const { return i < groups ? i * kDecodeGroup : grouped + i - groups; }
+  __device__ bool ends_group(int i) const {
+    return i < groups || i + 1 == count || (split(i) + 1) % kDecodeGroup == 0;
+  }
+};
+
+// O_lat [N, L] of a row from its partials, in order, whoever does it. A warp takes every eighth
+// head; a lane four float4 of it, 128 floats apart. Reads pass by the L1 cache, which other blocks'
+// writes do not reach.
+__device__ inline void fold_partials(const float* partial, const float2* state,
+                                     const Partials& parts, int N, float scale, __nv_bfloat16* to) {
   constexpr int kParts = kL / 128;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll 1
@@ -143,13 +159,13 @@ __device__ inline void fold_partials(const float* partial, const float2* state, 
     float group_max = kMinusInfinity, group_sum = 0.0f, max = kMinusInfinity, sum = 0.0f;
     float group[kParts][4] = {}, o[kParts][4] = {};
 #pragma unroll 1
-    for (int first = 0; first < count; first += kFoldBatch) {
+    for (int first = 0; first < parts.count; first += kFoldBatch) {
       float4 values[kFoldBatch][kParts];
       float2 of[kFoldBatch];
 #pragma unroll
       for (int i = 0; i < kFoldBatch; ++i) {
-        if (first + i >= count) continue;
-        const int64_t at = int64_t{first + i} * stride * N;
+        if (first + i >= parts.count) continue;
+        const int64_t at = int64_t{parts.split(first + i)} * N;
         of[i] = __ldcg(state + at + head);
 #pragma unroll
         for (int c = 0; c < kParts; ++c)
@@ -157,7 +173,7 @@ __device__ inline void fold_partials(const float* partial, const float2* state, 
       }
 #pragma unroll
       for (int i = 0; i < kFoldBatch; ++i) {
-        if (first + i >= count) continue;
+        if (first + i >= parts.count) continue;
         const FoldStep step(group_max, group_sum, of[i].x, of[i].y, scale);
 #pragma unroll
         for (int c = 0; c < kParts; ++c) {
@@ -166,9 +182,7 @@ __device__ inline void fold_partials(const float* partial, const float2* state, 
           group[c][2] = step(group[c][2], values[i][c].z);
           group[c][3] = step(group[c][3], values[i][c].w);
         }
-        const bool group_ends =
-            stride > 1 || first + i + 1 == count || (first + i + 1) % kDecodeGroup == 0;
-        if (!group_ends) continue;
+        if (!parts.ends_group(first + i)) continue;
         const FoldStep join(max, sum, group_max, group_sum, scale);
         group_max = kMinusInfinity;
         group_sum = 0.0f;

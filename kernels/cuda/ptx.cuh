@@ -14,12 +14,19 @@ __device__ inline uint32_t shared_address(const void* p) {
 // Programmatic dependent launch: with launch_kernel() (launch_kernel.cuh) a kernel may begin while
 // those before it on the stream still run. Until wait_for_inputs() it touches nothing that they
 // write, and writes nothing at all; every thread calls it, so that no kernel ends before those in
-// front of it. start_dependents() says that the next one may begin; called at once, as what counts
-// is that all blocks of this kernel have a place.
+// front of it. start_dependents() says that the next one may begin; called at once by most, as what
+// counts is that all blocks of the kernel have a place.
+//
+// A kernel that settles its inputs, waiting for them before the next one may begin, gives that one
+// more to do at once: what was written before the kernel in front of it is there without waiting.
 __device__ inline void start_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 __device__ inline void wait_for_inputs() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ inline void settle_inputs() {
+  wait_for_inputs();
+  start_dependents();
+}
 // First thing in a kernel that has nothing to prepare.
 __device__ inline void begin_kernel() {
   start_dependents();

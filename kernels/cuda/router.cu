@@ -269,7 +269,7 @@ constexpr int kGatherVectors = 8;  // 16-byte loads of a lane in flight
 __global__ void __launch_bounds__(kGatherThreads)
     gather_kernel(const uint4* x, const int32_t* slots, const int32_t* rows, uint4* to, int vectors,
                   int width, int64_t most) {
-  begin_kernel();
+  settle_inputs();  // the groups, from which the product behind lists its jobs
   const int64_t i = int64_t{blockIdx.x} * (kGatherThreads / 32) + threadIdx.x / 32;
   if (i >= most || i >= *rows) return;
   const uint4* from = x + int64_t{slots[i] / width} * vectors;

@@ -21,6 +21,7 @@ Scratch Scratch::carve(void* base, const ModelShape& s, size_t& bytes) {
   r.grouping.counts = ints((s.max_mlp_rows + kGroupBlock - 1) / kGroupBlock * s.E);
   r.partial = static_cast<float*>(take(s.max_splits * s.N * (kL + 2), 4));
   r.arrivals = ints(s.max_decode_rows);
+  r.taken = ints((s.N + 15) / 16);
   r.sample = take(static_cast<int64_t>(sample_scratch_bytes(s.max_samples, s.vocab)), 1);
   return r;
 }

@@ -10,6 +10,7 @@ struct Scratch {
   Grouping grouping;
   float* partial;     // of decode splits, see launch.h
   int32_t* arrivals;  // [D], zero between calls
+  int32_t* taken;     // [N / 16, rounded up], zero between calls
   void* sample;
   int64_t max_mlp_rows, max_splits, max_samples;
 

@@ -340,10 +340,11 @@ void decode(int32_t B, int32_t context) {
   p.scale = 0.1147f;
   auto* partial = b.take<float>(count * N * (cuda::kL + 2));
   auto* arrivals = b.take<int32_t>(B);
+  auto* taken = b.take<int32_t>(1);
   const double bytes = static_cast<double>(B) * context * cuda::kCacheRow * 2;
   report(name, time_us([&](int i) {
            p.cache = cache + (i % copies) * cache_elements;
-           cuda::mla_decode(p, partial, count, arrivals, g_launch);
+           cuda::mla_decode(p, partial, count, arrivals, taken, g_launch);
          }),
          static_cast<double>(B) * context * N * 2 * (cuda::kCacheRow + cuda::kL), bytes);
 }
@@ -532,6 +533,10 @@ int main_of(int argc, char** argv) {
                                                                            {8, 1024},
                                                                            {32, 1024},
                                                                            {64, 1024},
+                                                                           {64, 1088},
+                                                                           {140, 1088},
+                                                                           {32, 4096},
+                                                                           {16, 8192},
                                                                            {64, 8192},
                                                                            {128, 1024},
                                                                            {128, 4096},

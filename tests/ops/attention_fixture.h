@@ -296,26 +296,20 @@ struct DecodeWork {
   }
 };
 
-// Rows [first, first + rows) of `key_lens` as rows of a step behind one of a prompt. [rows, N·V]
-inline Floats run_decode(const BackendCase& c, Device& dev, const Dims& d,
-                         const std::vector<Tokens>& tokens, const std::vector<int32_t>& key_lens,
-                         size_t first, size_t rows, float scale,
-                         const Floats* kv_b_values = nullptr) {
-  const std::vector<Tokens> used(tokens.begin() + static_cast<std::ptrdiff_t>(first),
-                                 tokens.begin() + static_cast<std::ptrdiff_t>(first + rows));
-  const std::vector<int32_t> keys(key_lens.begin() + static_cast<std::ptrdiff_t>(first),
-                                  key_lens.begin() + static_cast<std::ptrdiff_t>(first + rows));
-  const Cache cache = make_cache(c, dev, d, used, keys);
+// Decode rows `q` [rows, N·(P+R)] over a cache, as rows of a step behind one of a prompt; row i has
+// key_lens[i] keys, whose pages the table has from table_begin[i] on. [rows, N·V]
+inline Floats run_decode_rows(const BackendCase& c, Device& dev, const Dims& d, const Cache& cache,
+                              const std::vector<int32_t>& table_begin,
+                              const std::vector<int32_t>& key_lens, const Floats& q, float scale,
+                              const Floats* kv_b_values = nullptr) {
   // Distances of 16 bytes, as the model's are.
   const int64_t width = d.N * d.D(), stride = (width + 15) / 8 * 8;
-  const int64_t D = static_cast<int64_t>(rows);
-  Floats q(at((D + 1) * stride), std::numeric_limits<float>::quiet_NaN());
+  const int64_t D = static_cast<int64_t>(key_lens.size());
+  Floats all_q(at((D + 1) * stride), std::numeric_limits<float>::quiet_NaN());
   DecodeWork work;
-  for (size_t i = 0; i < rows; ++i) {
-    work.add(keys[i], cache.table_begin[i]);
-    if (keys[i])
-      std::copy_n(used[i].q.begin() + (keys[i] - 1) * width, width,
-                  q.begin() + static_cast<int64_t>(i + 1) * stride);
+  for (int64_t i = 0; i < D; ++i) {
+    work.add(key_lens[at(i)], table_begin[at(i)]);
+    std::copy_n(q.begin() + i * width, width, all_q.begin() + (i + 1) * stride);
   }
   const std::vector<int32_t> num_splits = {static_cast<int32_t>(work.splits.size()),
                                            static_cast<int32_t>(work.groups.size())};
@@ -323,12 +317,12 @@ inline Floats run_decode(const BackendCase& c, Device& dev, const Dims& d,
     return static_cast<std::byte*>(base) + elements * static_cast<int64_t>(size_of(c.dtype));
   };
   void* out = dev.poisoned((D + 1) * d.N * d.V);
-  dev->mla_decode({.q = behind_prompt(dev.array(q), stride),
+  dev->mla_decode({.q = behind_prompt(dev.array(all_q), stride),
                    .q_stride = stride,
                    .cache = cache.rows,
                    .page_table = dev.plain(cache.table),
                    .rows = dev.plain(work.rows),
-                   .D = static_cast<int32_t>(rows),
+                   .D = static_cast<int32_t>(D),
                    .splits = dev.plain(work.splits),
                    .groups = dev.plain(work.groups),
                    .num_splits = dev.plain(num_splits),
@@ -347,6 +341,25 @@ inline Floats run_decode(const BackendCase& c, Device& dev, const Dims& d,
   const Floats before = rows_of(all, d.N * d.V, 0, 1);
   CHECK(std::all_of(before.begin(), before.end(), [](float x) { return std::isnan(x); }));
   return rows_of(all, d.N * d.V, 1, D);
+}
+
+// Rows [first, first + rows) of `key_lens`, each with a cache of its own. [rows, N·V]
+inline Floats run_decode(const BackendCase& c, Device& dev, const Dims& d,
+                         const std::vector<Tokens>& tokens, const std::vector<int32_t>& key_lens,
+                         size_t first, size_t rows, float scale,
+                         const Floats* kv_b_values = nullptr) {
+  const std::vector<Tokens> used(tokens.begin() + static_cast<std::ptrdiff_t>(first),
+                                 tokens.begin() + static_cast<std::ptrdiff_t>(first + rows));
+  const std::vector<int32_t> keys(key_lens.begin() + static_cast<std::ptrdiff_t>(first),
+                                  key_lens.begin() + static_cast<std::ptrdiff_t>(first + rows));
+  const Cache cache = make_cache(c, dev, d, used, keys);
+  const int64_t width = d.N * d.D();
+  Floats q(at(static_cast<int64_t>(rows) * width), std::numeric_limits<float>::quiet_NaN());
+  for (size_t i = 0; i < rows; ++i)
+    if (keys[i])
+      std::copy_n(used[i].q.begin() + (keys[i] - 1) * width, width,
+                  q.begin() + static_cast<int64_t>(i) * width);
+  return run_decode_rows(c, dev, d, cache, cache.table_begin, keys, q, scale, kv_b_values);
 }
 
 }  // namespace mla::test

@@ -127,6 +127,48 @@ TEST_CASE("Decode bits hold for more rows than a unit of work takes") {
   }
 }
 
+// Few and many rows, short and long ones, which a backend may cut into splits, groups or rows.
+TEST_CASE("Decode bits hold however the work of a step is cut") {
+  const std::vector<int32_t> lengths = {4700, 70, 2049, 256, 0, 2048, 1025, 3};
+  for (const BackendCase& c : backend_cases())
+    for (const Dims& d : {fit(c, kOdd), fit(c, Dims{17, 8, 4, 24, 8})}) {
+      if (!c.cuda && d.N == 17) continue;  // the CPU has one way of cutting
+      Device dev(c);
+      const Tokens tokens = make_tokens(c, d, lengths[0], 7);
+      const Cache cache = make_cache(c, dev, d, {tokens}, {lengths[0]});
+      const auto run = [&](const std::vector<int32_t>& key_lens) {
+        Floats q;
+        for (const int32_t n : key_lens) {
+          const Floats row = rows_of(tokens.q, d.N * d.D(), std::max(0, n - 1), 1);
+          q.insert(q.end(), row.begin(), row.end());
+        }
+        return run_decode_rows(c, dev, d, cache, std::vector<int32_t>(key_lens.size(), 0), key_lens,
+                               q, 0.3f);
+      };
+      std::vector<Floats> alone;
+      for (const int32_t n : lengths) alone.push_back(run({n}));
+      for (const size_t rows : {5, 40, 90, 150, 260}) {
+        std::vector<int32_t> key_lens;
+        Floats want;
+        for (size_t i = 0; i < rows; ++i) {
+          const size_t which = i * i % 11 % lengths.size();
+          key_lens.push_back(lengths[which]);
+          want.insert(want.end(), alone[which].begin(), alone[which].end());
+        }
+        INFO(c.name << ", " << rows << " rows");
+        for (int again = 0; again < 3; ++again) CHECK(same_bits(run(key_lens), want));
+        std::ranges::reverse(key_lens);
+        Floats reversed;
+        for (size_t i = rows; i-- > 0;) {
+          const Floats row = rows_of(want, d.N * d.V, static_cast<int64_t>(i), 1);
+          reversed.insert(reversed.end(), row.begin(), row.end());
+        }
+        CHECK(same_bits(run(key_lens), reversed));
+      }
+      CHECK(dev.guards_hold());
+    }
+}
+
 TEST_CASE("A decode row without keys has an output of zero and its neighbours keep their bits") {
   for (const BackendCase& c : backend_cases()) {
     const Dims d = fit(c, kOdd);
