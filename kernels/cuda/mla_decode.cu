@@ -126,8 +126,8 @@ struct alignas(1024) Shared {
   unsigned char q[kPanels][kHeads * kRowBytes];  // [16 heads, 64] K-major
   struct alignas(1024) Team {
     unsigned char p[kHeads * kRowBytes];  // [16 heads, 64 keys] K-major
-    float tile_max[kWarps][kHeads];
-    float sum[kWarps][kHeads];
+    float4 tile_max[kHeads];              // of each warp
+    float4 sum[kHeads];
   } teams[kTeams];
   float4 parts[kTeams][2][kTeamThreads];  // of the scores, as the threads have them
   uint64_t full[kSlots], empty[kSlots];
@@ -304,7 +304,7 @@ __device__ void attend_tile(Shared& s, Ring& ring, int visible, bool last, float
     const int i = 4 * (j / 2) + j % 2;
     const float warp_max =
         reduce_lanes(fmaxf(scores[i], scores[i + 2]), [](float x, float y) { return fmaxf(x, y); });
-    if (lane < 4) own.tile_max[warp][column_head(j, lane)] = warp_max;
+    if (lane < 4) (&own.tile_max[column_head(j, lane)].x)[warp] = warp_max;
   }
   // From here on no product reads keys of this tile or P of the one before, and the parts of the
   // scores have been read.
@@ -314,9 +314,9 @@ __device__ void attend_tile(Shared& s, Ring& ring, int visible, bool last, float
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const int i = 4 * (j / 2) + j % 2, head = column_head(j, lane);
-    float max = acc.max[j];
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) max = fmaxf(max, own.tile_max[w][head]);
+    const float4 of_warps = own.tile_max[head];
+    const float max =
+        fmaxf(fmaxf(fmaxf(of_warps.x, of_warps.y), fmaxf(of_warps.z, of_warps.w)), acc.max[j]);
     factor[j] = exp2_fast((acc.max[j] - max) * scale);
     acc.max[j] = max;
     const float offset = -(max * scale);
@@ -366,11 +366,7 @@ __device__ void attend_tile(Shared& s, Ring& ring, int visible, bool last, float
 #pragma unroll
   for (int m = 0; m < kTeamPanels; ++m) pin(acc.o[m]);
   __syncwarp();
-  if (lane == 0) {
-#pragma unroll
-    for (int group = 0; group < kTileSlots; ++group)
-      barrier_arrive(&s.empty[(stage + group) % kSlots]);
-  }
+  if (lane < kTileSlots) barrier_arrive(&s.empty[(stage + lane) % kSlots]);
 }
 
 // The sums of a split's threads become those of its keys.
@@ -381,15 +377,13 @@ __device__ void sum_threads(Shared& s, Accumulator& acc) {
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const float warp_sum = reduce_lanes(acc.sum[j], [](float x, float y) { return x + y; });
-    if (lane < 4) sum[warp][column_head(j, lane)] = warp_sum;
+    if (lane < 4) (&sum[column_head(j, lane)].x)[warp] = warp_sum;
   }
   named_barrier(kTeamBarrier + team, kTeamThreads);
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    const int head = column_head(j, lane);
-    acc.sum[j] = sum[0][head];
-#pragma unroll
-    for (int w = 1; w < kWarps; ++w) acc.sum[j] += sum[w][head];
+    const float4 of_warps = sum[column_head(j, lane)];
+    acc.sum[j] = of_warps.x + of_warps.y + of_warps.z + of_warps.w;
   }
 }
 
@@ -408,6 +402,17 @@ __device__ void attend_item(Shared& s, Ring& ring, int tiles, int keys, float sc
     fold(group, acc, scale);
     acc.clear();
   }
+}
+
+// Counts the arrival; returns how many came before. What was written before an arrival can be read
+// behind a later one.
+__device__ int arrive(int32_t* arrivals) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(arrivals)
+               : "memory");
+  return before;
 }
 
 // By the computing warps.
@@ -440,14 +445,10 @@ __device__ void attend(const Args& a, Shared& s) {
     const int64_t at = int64_t{job.split_begin + job.split} * a.N + first_head;
     write_partial(acc, a.partial + at * kL, a.state + at, heads);
     named_barrier(kConsumerBarrier, kConsumers);
-    if (threadIdx.x == 0) {
-      // The barrier makes the block's writes this thread's own; the fences carry them to the block
-      // that arrives last, and there the other way.
-      __threadfence();
-      const int before = atomicAdd(&a.arrivals[job.row], 1);
-      __threadfence();
-      s.is_last = before + 1 == parts.count * static_cast<int>(gridDim.y);
-    }
+    // The barrier makes the block's writes this thread's own, whose arrival carries them to the
+    // block that arrives last, and there the other way.
+    if (threadIdx.x == 0)
+      s.is_last = arrive(&a.arrivals[job.row]) + 1 == parts.count * static_cast<int>(gridDim.y);
     named_barrier(kConsumerBarrier, kConsumers);
     if (!s.is_last) continue;
     const int64_t first = int64_t{job.split_begin} * a.N;

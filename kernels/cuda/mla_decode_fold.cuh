@@ -19,7 +19,7 @@ inline constexpr int kWarps = 4;   // of a team
 inline constexpr int kTeamThreads = kWarps * 32;
 inline constexpr int kLatentPanels = kL / 64;  // of 64 columns
 inline constexpr int kTeamPanels = kLatentPanels / kTeams;
-inline constexpr int kFoldBatch = 4;  // partials in flight together
+inline constexpr int kFoldBatch = 3;  // partials in flight together, of two heads
 inline constexpr float kMinusInfinity = -__builtin_huge_valf();
 
 static_assert(kL % (64 * kTeams) == 0);
@@ -91,8 +91,7 @@ __device__ inline int team_column() { return threadIdx.x / kTeamThreads * kTeamP
 // O_lat [heads, L] of a row with a single item, from the accumulators. Lanes 4 apart hold
 // neighbours in L: they exchange one column of a pair so that each stores two bf16 of one head.
 __device__ inline void write_output(const Accumulator& acc, __nv_bfloat16* to, int heads) {
-  const int warp = threadIdx.x / 32 % kWarps, lane = threadIdx.x % 32,
-            odd = lane / 4 % 2;
+  const int warp = threadIdx.x / 32 % kWarps, lane = threadIdx.x % 32, odd = lane / 4 % 2;
   float inverse[4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) inverse[j] = 1.0f / acc.sum[j];
@@ -146,61 +145,84 @@ struct Partials {
   }
 };
 
-// O_lat [N, L] of a row from its partials, in order, whoever does it. A warp takes every eighth
-// head; a lane four float4 of it, 128 floats apart. Reads pass by the L1 cache, which other blocks'
-// writes do not reach.
-__device__ inline void fold_partials(const float* partial, const float2* state,
-                                     const Partials& parts, int N, float scale, __nv_bfloat16* to) {
-  constexpr int kParts = kL / 128;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-#pragma unroll 1
-  for (int head = warp; head < N; head += kTeams * kWarps) {
-    const float* from = partial + int64_t{head} * kL + lane * 4;
-    float group_max = kMinusInfinity, group_sum = 0.0f, max = kMinusInfinity, sum = 0.0f;
-    float group[kParts][4] = {}, o[kParts][4] = {};
-#pragma unroll 1
-    for (int first = 0; first < parts.count; first += kFoldBatch) {
-      float4 values[kFoldBatch][kParts];
-      float2 of[kFoldBatch];
+// A head's part of a lane, four float4 128 floats apart, while a row's partials are folded.
+struct HeadFold {
+  static constexpr int kParts = kL / 128;
+  float group_max = kMinusInfinity, group_sum = 0.0f, max = kMinusInfinity, sum = 0.0f;
+  float group[kParts][4] = {}, o[kParts][4] = {};
+
+  __device__ void add(float2 state, const float4 (&values)[kParts], float scale) {
+    const FoldStep step(group_max, group_sum, state.x, state.y, scale);
 #pragma unroll
-      for (int i = 0; i < kFoldBatch; ++i) {
-        if (first + i >= parts.count) continue;
-        const int64_t at = int64_t{parts.split(first + i)} * N;
-        of[i] = __ldcg(state + at + head);
-#pragma unroll
-        for (int c = 0; c < kParts; ++c)
-          values[i][c] = __ldcg(reinterpret_cast<const float4*>(from + at * kL + c * 128));
-      }
-#pragma unroll
-      for (int i = 0; i < kFoldBatch; ++i) {
-        if (first + i >= parts.count) continue;
-        const FoldStep step(group_max, group_sum, of[i].x, of[i].y, scale);
-#pragma unroll
-        for (int c = 0; c < kParts; ++c) {
-          group[c][0] = step(group[c][0], values[i][c].x);
-          group[c][1] = step(group[c][1], values[i][c].y);
-          group[c][2] = step(group[c][2], values[i][c].z);
-          group[c][3] = step(group[c][3], values[i][c].w);
-        }
-        if (!parts.ends_group(first + i)) continue;
-        const FoldStep join(max, sum, group_max, group_sum, scale);
-        group_max = kMinusInfinity;
-        group_sum = 0.0f;
-#pragma unroll
-        for (int c = 0; c < kParts; ++c)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            o[c][e] = join(o[c][e], group[c][e]);
-            group[c][e] = 0.0f;
-          }
-      }
+    for (int c = 0; c < kParts; ++c) {
+      group[c][0] = step(group[c][0], values[c].x);
+      group[c][1] = step(group[c][1], values[c].y);
+      group[c][2] = step(group[c][2], values[c].z);
+      group[c][3] = step(group[c][3], values[c].w);
     }
+  }
+  __device__ void end_group(float scale) {
+    const FoldStep join(max, sum, group_max, group_sum, scale);
+    group_max = kMinusInfinity;
+    group_sum = 0.0f;
+#pragma unroll
+    for (int c = 0; c < kParts; ++c)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        o[c][e] = join(o[c][e], group[c][e]);
+        group[c][e] = 0.0f;
+      }
+  }
+  __device__ void write(__nv_bfloat16* to) const {
     const float inverse = 1.0f / sum;
 #pragma unroll
     for (int c = 0; c < kParts; ++c)
-      *reinterpret_cast<uint2*>(to + int64_t{head} * kL + lane * 4 + c * 128) =
+      *reinterpret_cast<uint2*>(to + c * 128) =
           uint2{pack_bf16(o[c][0] * inverse, o[c][1] * inverse),
                 pack_bf16(o[c][2] * inverse, o[c][3] * inverse)};
+  }
+};
+
+// O_lat [N, L] of a row from its partials, in order, whoever does it. A warp takes every eighth
+// head, two at a time. Reads pass by the L1 cache, which other blocks' writes do not reach.
+__device__ inline void fold_partials(const float* partial, const float2* state,
+                                     const Partials& parts, int N, float scale, __nv_bfloat16* to) {
+  constexpr int kStep = kTeams * kWarps, kTogether = 2;
+  const int warp = threadIdx.x / 32, column = threadIdx.x % 32 * 4;
+#pragma unroll 1
+  for (int first_head = warp; first_head < N; first_head += kTogether * kStep) {
+    HeadFold folds[kTogether];
+#pragma unroll 1
+    for (int first = 0; first < parts.count; first += kFoldBatch) {
+      float4 values[kFoldBatch][kTogether][HeadFold::kParts];
+      float2 of[kFoldBatch][kTogether];
+#pragma unroll
+      for (int i = 0; i < kFoldBatch; ++i)
+#pragma unroll
+        for (int h = 0; h < kTogether; ++h) {
+          // Past the last partial or head the last one again, which is not added.
+          const int64_t at = int64_t{parts.split(min(first + i, parts.count - 1))} * N +
+                             min(first_head + h * kStep, N - 1);
+          of[i][h] = __ldcg(state + at);
+#pragma unroll
+          for (int c = 0; c < HeadFold::kParts; ++c)
+            values[i][h][c] =
+                __ldcg(reinterpret_cast<const float4*>(partial + at * kL + column + c * 128));
+        }
+#pragma unroll
+      for (int i = 0; i < kFoldBatch; ++i) {
+        if (first + i >= parts.count) continue;
+#pragma unroll
+        for (int h = 0; h < kTogether; ++h) {
+          folds[h].add(of[i][h], values[i][h], scale);
+          if (parts.ends_group(first + i)) folds[h].end_group(scale);
+        }
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < kTogether; ++h)
+      if (first_head + h * kStep < N)
+        folds[h].write(to + int64_t{first_head + h * kStep} * kL + column);
   }
 }
 
