@@ -131,10 +131,10 @@ struct Outcome {
 
   double median(double (*of)(const Measured&)) const { return stats_of(runs, of).median; }
   double tflops() const {
-    return median([](const Measured& m) { return m.work.flop / m.seconds / 1e12; });
+    return median([](const Measured& m) { return m.work.tflop_per_second(m.seconds); });
   }
   double gbytes() const {
-    return median([](const Measured& m) { return m.work.bytes / m.seconds / 1e9; });
+    return median([](const Measured& m) { return m.work.gbyte_per_second(m.seconds); });
   }
   bool has_limit() const { return runs.front().limit_seconds > 0; }
   double share() const {
@@ -281,8 +281,7 @@ int bench(const BenchFlags& flags) {
   Progress progress("auto", flags.quiet);
   load(flags.engine, flags.quiet, progress, *loaded);
 
-  const WorkCounter counter(
-      loaded->config, loaded->dtype == DType::f32 ? loaded->stored : DType::bf16, loaded->dtype);
+  const WorkCounter counter = work_counter(*loaded);
   const TextSetup text{loaded->text.tokenizer ? &*loaded->text.tokenizer : nullptr,
                        loaded->text.chat_template ? &*loaded->text.chat_template : nullptr};
   std::vector<Outcome> outcomes;

@@ -74,6 +74,10 @@ std::unique_ptr<Loaded> prepare(const EngineFlags& flags) {
   return loaded;
 }
 
+WorkCounter work_counter(const Loaded& loaded) {
+  return {loaded.config, loaded.dtype == DType::f32 ? loaded.stored : DType::bf16, loaded.dtype};
+}
+
 bool threads_abandoned() { return abandoned; }
 
 namespace {

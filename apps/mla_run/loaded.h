@@ -10,6 +10,7 @@
 #include "apps/mla_run/options.h"
 #include "apps/mla_run/progress.h"
 #include "lib/engine/memory_plan.h"
+#include "lib/engine/work_count.h"
 #include "lib/model/runner.h"
 
 namespace mla {
@@ -37,6 +38,9 @@ struct Loaded {
 // Opens the checkpoint, makes the backend and plans its memory. What can be refused without weights
 // is refused here.
 std::unique_ptr<Loaded> prepare(const EngineFlags& flags);
+
+// Of the whole model, whatever the ranks.
+WorkCounter work_counter(const Loaded& loaded);
 
 // Whether threads of a failed run were left behind: the process has to end without destructors.
 bool threads_abandoned();

@@ -9,6 +9,7 @@
 
 #include "apps/mla_run/interrupt.h"
 #include "lib/engine/run_batch.h"
+#include "lib/engine/work_count.h"
 
 namespace mla {
 namespace {
@@ -112,6 +113,17 @@ std::unordered_set<int64_t> finished_indices(const EarlierOutput& earlier) {
   return indices;
 }
 
+// What the engines computed together, each counted on its own thread.
+void add_work(const std::deque<Work>& of_engines, OrderedJson& summary) {
+  Work work;
+  for (const Work& one : of_engines) work += one;
+  const double seconds = summary.at("elapsed_time");
+  summary["flop"] = work.flop;
+  summary["bytes"] = work.bytes;
+  summary["tflop_per_second"] = work.tflop_per_second(seconds);
+  summary["gbyte_per_second"] = work.gbyte_per_second(seconds);
+}
+
 // The most of any device.
 uint64_t memory_in_use(const Loaded& loaded) {
   uint64_t most = 0;
@@ -188,6 +200,8 @@ bool ModeRun::run(Loaded& loaded, Input& input, Progress& progress, StepTrace& t
   RequestReader reader(input.open(), flags_.prompts, reader_options(flags_, loaded, input));
   const TextSetup text{loaded.text.tokenizer ? &*loaded.text.tokenizer : nullptr,
                        loaded.text.chat_template ? &*loaded.text.chat_template : nullptr};
+  const WorkCounter counter = work_counter(loaded);
+  std::deque<Work> work;  // of each engine
   std::deque<Engine> engines;
   std::vector<Engine*> all;
   for (const auto& model : loaded.models) {
@@ -195,6 +209,9 @@ bool ModeRun::run(Loaded& loaded, Input& input, Progress& progress, StepTrace& t
     Engine& engine = engines.emplace_back(loaded.config, *model, text, plan_,
                                           static_cast<uint64_t>(flags_.sampling.seed),
                                           loaded.device == DeviceKind::cuda);
+    engine.observe([&counter, &sum = work.emplace_back()](const StepPlan& plan) {
+      sum += counter.step(plan);
+    });
     engine.trace(trace, alone ? label_ : fmt::format("{}, engine {}", label_, all.size()));
     all.push_back(&engine);
   }
@@ -221,6 +238,7 @@ bool ModeRun::run(Loaded& loaded, Input& input, Progress& progress, StepTrace& t
   record_.counts.requests += earlier_.kept();
   record_.counts.ok += earlier_.kept();
   record_.summary = outcome.summary;
+  add_work(work, record_.summary);
   record_.timeline = outcome.timeline;
   if (outcome.end == BatchEnd::stopped) check_interrupt();
   if (outcome.end == BatchEnd::failed_fast)

@@ -82,12 +82,14 @@ double summary_number(const ShardRun& run, const char* name) {
 
 // As if all shards had run at once: the time of the longest.
 OrderedJson merged_summary(const std::vector<ShardRun>& shards) {
-  double elapsed = 0, requests = 0, input = 0, output = 0;
+  double elapsed = 0, requests = 0, input = 0, output = 0, flop = 0, bytes = 0;
   for (const ShardRun& run : shards) {
     elapsed = std::max(elapsed, summary_number(run, "elapsed_time"));
     requests += summary_number(run, "num_requests");
     input += summary_number(run, "total_input_tokens");
     output += summary_number(run, "total_output_tokens");
+    flop += summary_number(run, "flop");
+    bytes += summary_number(run, "bytes");
   }
   const auto rate = [&](double amount) { return elapsed > 0 ? amount / elapsed : 0.0; };
   return {{"elapsed_time", elapsed},
@@ -99,7 +101,11 @@ OrderedJson merged_summary(const std::vector<ShardRun>& shards) {
           {"tokens_per_second", rate(input + output)},
           {"request_throughput", rate(requests)},
           {"output_throughput", rate(output)},
-          {"total_token_throughput", rate(input + output)}};
+          {"total_token_throughput", rate(input + output)},
+          {"flop", flop},
+          {"bytes", bytes},
+          {"tflop_per_second", rate(flop) / 1e12},
+          {"gbyte_per_second", rate(bytes) / 1e9}};
 }
 
 RunRecord merged_record(const std::vector<ShardRun>& shards) {

@@ -75,7 +75,7 @@ class Engine {
   // StepLimits::stamps. Before the first step.
   void trace(StepTrace& trace, const std::string& name);
   const StepTimeline& timeline() const { return timeline_; }  // from the start of the first step
-  // Where each step's plan can be looked at before it runs; for tests and traces.
+  // Where each step's plan can be looked at before it runs.
   void observe(std::function<void(const StepPlan&)> observer) { observer_ = std::move(observer); }
 
  private:

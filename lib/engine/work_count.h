@@ -11,6 +11,10 @@ namespace mla {
 struct Work {
   double flop = 0, bytes = 0;
 
+  // Where it took so many seconds; 0 in none.
+  double tflop_per_second(double seconds) const { return seconds > 0 ? flop / seconds / 1e12 : 0; }
+  double gbyte_per_second(double seconds) const { return seconds > 0 ? bytes / seconds / 1e9 : 0; }
+
   Work& operator+=(const Work& other) {
     flop += other.flop;
     bytes += other.bytes;

@@ -1,7 +1,7 @@
 // mla-run bench from outside.
 #include <filesystem>
 
-#include "tests/e2e/process.h"
+#include "tests/e2e/child.h"
 
 namespace mla::test::bench_test {
 namespace {
@@ -79,6 +79,76 @@ TEST_CASE("bench measures each kind of work and counts its tokens and steps") {
   const double bytes = all.at("results").at(1).at("bytes");
   const double cache = 876.0 * 3 * 576 * 2;
   CHECK((bytes > cache + 6e6 && bytes < cache + 6 * 2.8e6));
+}
+
+// Prompts of `length` token ids, all different, and six tokens generated for each.
+std::string six_tokens_each(int count, int length) {
+  std::string text;
+  for (int i = 0; i < count; ++i) {
+    Json ids = Json::array();
+    for (int t = 0; t < length; ++t) ids.push_back(100 * i + t);
+    text += Json{{"prompt", ids}, {"max_tokens", 6}, {"ignore_eos", true}}.dump() + "\n";
+  }
+  return text;
+}
+
+TEST_CASE("A run counts its work as bench does") {
+  TempDir dir;
+  write_text(dir / "p.jsonl", six_tokens_each(4, 20));
+  const std::string modes = "--chunked-prefill both --max-num-batched-tokens 32 ";
+  const ProcessResult bench =
+      run_program(dir, kBench + modes + "--quiet --workload mixed:4x20x6 --repeats 1 --json");
+  INFO(bench.err);
+  REQUIRE(bench.exit_code == 0);
+  const Json counted = parse_json(bench.out, "stdout").at("results");
+  const std::string run = "--device cpu --threads 2 --quiet --max-num-seqs 4 -m " +
+                          source_path("tests/data/tiny-random") + " " + (dir / "p.jsonl") + " ";
+  const auto summary = [&](const std::string& name, const std::string& options) {
+    const ProcessResult result = run_program(dir, run + options + " -o " + (dir / name));
+    INFO(options << ": " << result.err);
+    REQUIRE(result.exit_code == 0);
+    const bool both = has(options, "both");
+    const Json s = run_json(dir / (both ? name + "/on" : name)).at("summary");
+    const double seconds = s.at("elapsed_time");
+    CHECK(s.at("tflop_per_second") == s.at("flop").get<double>() / seconds / 1e12);
+    CHECK(s.at("gbyte_per_second") == s.at("bytes").get<double>() / seconds / 1e9);
+    return s;
+  };
+  const Json on = summary("o", modes);
+  const Json off = run_json(dir / "o/off").at("summary");
+  for (const char* name : {"flop", "bytes"}) {
+    CHECK(off.at(name) == counted.at(0).at(name));
+    CHECK(on.at(name) == counted.at(1).at(name));
+  }
+  const double flop = off.at("flop");
+  CHECK(flop > 0);
+  CHECK(on.at("flop") == flop);  // the same rows in other steps
+  CHECK(summary("dp", "-dp 2").at("flop") == flop);
+  CHECK(summary("tp", "-tp 2").at("flop") == flop);
+  // One of four was answered before.
+  REQUIRE(summary("r", "").at("flop") == flop);
+  const std::string records = read_file(dir / "r/outputs.jsonl");
+  write_text(dir / "r/outputs.jsonl.partial", records.substr(0, records.find('\n') + 1));
+  fs::remove(dir / "r/outputs.jsonl");
+  CHECK(summary("r", "--resume").at("flop") == flop * 3 / 4);
+}
+
+TEST_CASE("A run counts no work for tokens whose pages are there") {
+  TempDir dir;
+  const std::string once = six_tokens_each(1, 150);
+  write_text(dir / "p.jsonl", once + once);
+  const auto flop = [&](const std::string& options) {
+    const ProcessResult result = run_program(
+        dir, "--device cpu --quiet --max-num-seqs 1 -m " + source_path("tests/data/tiny-random") +
+                 " " + (dir / "p.jsonl") + " --overwrite -o " + (dir / "o") + options);
+    INFO(options << ": " << result.err);
+    REQUIRE(result.exit_code == 0);
+    return run_json(dir / "o").at("summary").at("flop").get<double>();
+  };
+  const double all = flop(""), shared = flop(" --enable-prefix-caching");
+  // Of the second prompt's 150 tokens 128 were there; attention makes the others dearer.
+  CHECK(shared < 0.65 * all);
+  CHECK(shared > 0.5 * all);
 }
 
 TEST_CASE("bench runs dummy weights in both modes and prints a table") {

@@ -72,6 +72,11 @@ TEST_CASE("Shards merged are the file of one run, records of broken lines includ
     CHECK(run.at("shards").size() == 3);
     CHECK(run.at("summary").at("total_output_tokens") ==
           whole.at("summary").at("total_output_tokens"));
+    const Json& rates = run.at("summary");
+    CHECK(rates.at("flop") == whole.at("summary").at("flop"));
+    const double seconds = rates.at("elapsed_time");
+    CHECK(rates.at("tflop_per_second") == rates.at("flop").get<double>() / seconds / 1e12);
+    CHECK(rates.at("gbyte_per_second") == rates.at("bytes").get<double>() / seconds / 1e9);
     CHECK(run_program(shards.dir, "compare --json " + (shards.dir / "c.json") + " " +
                                       (shards.dir / "merged") + " " + (shards.dir / "whole"))
               .exit_code == 0);
