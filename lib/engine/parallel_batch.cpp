@@ -142,10 +142,7 @@ class Dealer {
   }
 
   void run() {
-    for (;;) {
-      deal();
-      if (!batch_.goes_on() || idle()) return keep_finished();
-      collect();
+    for (deal(); batch_.goes_on() && !idle() && collect(); deal()) {
       int64_t prefill = 0, decode = 0;
       for (const Worker& worker : workers_) {
         prefill += worker.prefill_tokens();
@@ -153,6 +150,7 @@ class Dealer {
       }
       batch_.show_progress(prefill, decode);
     }
+    end();
   }
 
  private:
@@ -171,21 +169,19 @@ class Dealer {
     }
   }
 
-  // Waits for records, or a moment.
-  void collect() {
+  // Waits for records, or a moment. False once an engine has failed.
+  bool collect() {
     std::vector<std::pair<size_t, Engine::Finished>> items;
-    std::string error;
+    bool good = true;
     {
       std::unique_lock lock(outbox_.mutex);
       outbox_.filled.wait_for(lock, kLook,
                               [&] { return !outbox_.items.empty() || !outbox_.error.empty(); });
       items.swap(outbox_.items);
-      error = outbox_.error;
+      good = outbox_.error.empty();
     }
     finish(items);
-    if (error.empty()) return;
-    keep_finished();
-    throw Error(error);
+    return good;
   }
 
   void finish(const std::vector<std::pair<size_t, Engine::Finished>>& items) {
@@ -195,12 +191,13 @@ class Dealer {
     }
   }
 
-  // However the batch ends, what the engines have finished by then is kept.
-  void keep_finished() {
+  // However the batch ends, what the engines have finished by then is kept. An engine may also fail
+  // when nothing is left to answer.
+  void end() {
     for (Worker& worker : workers_) worker.end();
     for (Worker& worker : workers_) worker.join();
     finish(outbox_.items);
-    outbox_.items.clear();
+    if (!outbox_.error.empty()) throw Error(outbox_.error);
   }
 
   Batch& batch_;

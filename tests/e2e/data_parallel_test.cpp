@@ -1,4 +1,5 @@
 // -dp: several engines over one file give the file of one, but for timing.
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <filesystem>
@@ -7,8 +8,10 @@
 #include <sstream>
 #include <thread>
 
+#include "lib/base/error.h"
 #include "lib/engine/run_batch.h"
 #include "tests/e2e/child.h"
+#include "tests/support/forwarding_runner.h"
 #include "tests/support/runner.h"
 #include "tests/support/synthetic.h"
 
@@ -179,6 +182,72 @@ TEST_CASE("What engines have finished when a batch is stopped is kept") {
   CHECK(outcome.end == BatchEnd::stopped);
   CHECK(kept >= 6);  // the last ones that were read may not have been dealt
   CHECK(outcome.counts.ok == kept);
+}
+
+// Its second step, which samples what nobody waits for, fails once `told` says that the record of
+// the first one is known.
+class FailsBehindTheLast : public ForwardingRunner {
+ public:
+  FailsBehindTheLast(ModelRunner& to, std::atomic<bool>& waits, const std::atomic<bool>& told)
+      : ForwardingRunner(to), waits_(waits), told_(told) {}
+
+  StepOutput collect() override {
+    StepOutput out = ForwardingRunner::collect();
+    if (++steps_ < 2) return out;
+    waits_ = true;
+    wait_until([&] { return told_.load(); }, 20);
+    fail("told to fail");
+  }
+
+ private:
+  std::atomic<bool>& waits_;
+  const std::atomic<bool>& told_;
+  int steps_ = 0;
+};
+
+// A pipelined engine has a step on its way when it learns that a stop token ended the last request.
+TEST_CASE("An engine that fails when every line is answered still ends the batch as failed") {
+  TempDir dir;
+  write_synthetic_checkpoint(source_path("tests/data/expected/lite_plain"), dir.path() + "/m");
+  LoadedModel loaded(dir / "m", DType::f32, 1);
+  const MemoryPlan plan = plan_for(loaded, {.max_seqs = 4});
+  BatchRequest request{.prompt = {5, 6}, .sampling = {}};
+  request.sampling.max_tokens = 1;
+  request.sampling.ignore_eos = true;
+  const int32_t token = run_requests(loaded, {}, {request}).results[0].tokens[0];
+
+  std::atomic<bool> waits{false}, told{false};
+  std::deque<std::unique_ptr<ModelRunner>> models;
+  std::deque<FailsBehindTheLast> failing;
+  std::deque<LoadedModel> others;
+  std::deque<Engine> engines;
+  std::vector<Engine*> all;
+  for (int i = 0; i < 2; ++i) {
+    LoadedModel& one = others.emplace_back(dir / "m", DType::f32, 1);
+    models.push_back(one.make_model(plan.limits));
+    failing.emplace_back(*models.back(), waits, told);
+    engines.emplace_back(one.config, failing.back(), TextSetup{}, plan, 0, true);
+    all.push_back(&engines.back());
+  }
+  const Json line = {
+      {"prompt", {5, 6}}, {"max_tokens", 9}, {"ignore_eos", true}, {"stop_token_ids", {token}}};
+  std::istringstream in(line.dump());
+  ReaderOptions options;
+  options.vocab_size = loaded.config.vocab_size;
+  RequestReader reader(in, "requests", options);
+  int kept = 0;
+  std::string error;
+  try {
+    run_batch(reader, all, {}, [&](int64_t, const OrderedJson& record) {
+      kept += record.at("status") == "ok";
+      CHECK(wait_until([&] { return waits.load(); }, 20));
+      told = true;
+    });
+  } catch (const Error& e) {
+    error = e.what();
+  }
+  CHECK(kept == 1);
+  CHECK(error == "engine 0: told to fail");
 }
 
 TEST_CASE("A device that fails or hangs ends the run, what was finished is kept and it resumes") {
