@@ -30,29 +30,37 @@ OrderedJson best_by_text(const Result& result, const TokenLogprob& entry) {
 struct CompletionLogprobs {
   OrderedJson tokens = OrderedJson::array(), logprobs = OrderedJson::array(),
               top = OrderedJson::array(), offsets = OrderedJson::array();
-  int64_t offset = 0;  // in characters
 
-  void add(const Result& result, int32_t token, const TokenLogprob* entry, int64_t width) {
+  // `offset`: where the token begins in the choice's text, in characters.
+  void add(const Result& result, int32_t token, const TokenLogprob* entry, int64_t offset) {
     tokens.push_back(token_text(bytes_of(result, token)));
     logprobs.push_back(entry ? OrderedJson(exact_logprob(entry->logprob, result))
                              : OrderedJson(nullptr));
     top.push_back(entry ? best_by_text(result, *entry) : OrderedJson(nullptr));
     offsets.push_back(offset);
-    offset += width;
   }
 };
 
 // With an echo the prompt's tokens come first; nothing is before the first one, which has null.
 OrderedJson completion_logprobs(const Choice& choice, const Result& result) {
   CompletionLogprobs lists;
+  int64_t prompt_end = 0;
   if (result.echoed) {
     const EchoedPrompt& prompt = *result.echoed;
+    const std::vector<int64_t> offsets = character_offsets(prompt.pieces);
     for (size_t i = 0; i < prompt.token_ids.size(); ++i)
       lists.add(result, prompt.token_ids[i], i == 0 ? nullptr : &prompt.logprobs[i - 1],
-                prompt.widths[i]);
+                offsets[i]);
+    prompt_end = offsets.back();
   }
+  std::vector<std::string> pieces;
   for (const TokenLogprob& entry : *choice.logprobs)
-    lists.add(result, entry.token, &entry, count_characters(bytes_of(result, entry.token)));
+    pieces.push_back(result.without_text.count(entry.token) ? "" : bytes_of(result, entry.token));
+  const std::vector<int64_t> offsets = character_offsets(pieces);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const TokenLogprob& entry = (*choice.logprobs)[i];
+    lists.add(result, entry.token, &entry, prompt_end + offsets[i]);
+  }
   return {{"text_offset", std::move(lists.offsets)},
           {"token_logprobs", std::move(lists.logprobs)},
           {"tokens", std::move(lists.tokens)},

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,9 +64,9 @@ struct Choice {
 // The prompt in front of the logprobs of a completion, where an echo and logprobs are asked for.
 struct EchoedPrompt {
   std::vector<int32_t> token_ids;  // [prompt_tokens]
-  // [prompt_tokens]: characters of the choice's text that each token is. 0 for what the text does
-  // not have: a BOS that was put in front, special tokens among token ids.
-  std::vector<int32_t> widths;
+  // [prompt_tokens]: the bytes that each token gives the text. None for what the text does not
+  // have: a BOS that was put in front, special tokens among token ids.
+  std::vector<std::string> pieces;
   std::vector<TokenLogprob> logprobs;  // [prompt_tokens - 1], of all but the first
 };
 
@@ -86,6 +87,7 @@ struct Result {
   // What an OpenAI record says beside: the bytes of every token that logprobs and `echoed` name,
   // where there is a tokenizer, and when the request ended, in seconds since 1970.
   std::map<int32_t, std::string> token_bytes;
+  std::set<int32_t> without_text;  // special tokens among them: a choice's text has none of theirs
   int64_t created = 0;
 
   int64_t completion_tokens() const;  // of all choices

@@ -9,7 +9,6 @@
 #include "lib/base/fnv.h"
 #include "lib/batch/prompt_tokens.h"
 #include "lib/engine/logit_edits.h"
-#include "lib/text/utf8.h"
 
 namespace mla {
 
@@ -237,7 +236,7 @@ void Engine::show_prompt_logprobs(Live& live) const {
 EchoedPrompt Engine::echoed_prompt(const Live& live) const {
   EchoedPrompt echoed{
       .token_ids = live.echoed,
-      .widths = std::vector<int32_t>(live.echoed.size()),
+      .pieces = std::vector<std::string>(live.echoed.size()),
       .logprobs = best_of_each(live.prompt_logprobs, *live.request.sampling.logprobs)};
   if (!text_.tokenizer) return echoed;
   // Text is echoed as it is, with special tokens that it has; token ids are decoded without them.
@@ -245,9 +244,7 @@ EchoedPrompt Engine::echoed_prompt(const Live& live) const {
   for (size_t i = 0; i < echoed.token_ids.size(); ++i) {
     const bool added = i == 0 && text && echoed.token_ids[i] == text_.tokenizer->bos_id() &&
                        !text->starts_with(text_.tokenizer->bos_text());
-    if (!added)
-      echoed.widths[i] = static_cast<int32_t>(
-          count_characters(text_.tokenizer->token_bytes(echoed.token_ids[i], !text)));
+    if (!added) echoed.pieces[i] = text_.tokenizer->token_bytes(echoed.token_ids[i], !text);
   }
   return echoed;
 }
@@ -259,6 +256,7 @@ void Engine::name_tokens(Result& result) const {
   if (!text_.tokenizer) return;
   const auto name = [&](int32_t token) {
     result.token_bytes.try_emplace(token, text_.tokenizer->token_bytes(token, false));
+    if (text_.tokenizer->is_special(token)) result.without_text.insert(token);
   };
   const auto name_all = [&](const std::vector<TokenLogprob>& entries) {
     for (const TokenLogprob& entry : entries) {

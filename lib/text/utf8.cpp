@@ -1,6 +1,5 @@
 #include "lib/text/utf8.h"
 
-#include <algorithm>
 #include <cstring>
 
 namespace mla {
@@ -89,9 +88,20 @@ void append_utf8(uint32_t codepoint, std::string& out) {
   }
 }
 
-int64_t count_characters(std::string_view bytes) {
-  return std::count_if(bytes.begin(), bytes.end(),
-                       [](char c) { return (static_cast<uint8_t>(c) & 0xc0) != 0x80; });
+std::vector<int64_t> character_offsets(const std::vector<std::string>& pieces) {
+  std::string bytes;
+  for (const std::string& piece : pieces) bytes += piece;
+  const char* p = bytes.data();
+  const char* const end = p + bytes.size();
+  const char* begin = p;  // of the piece
+  int64_t characters = 0;
+  std::vector<int64_t> offsets = {0};
+  for (const std::string& piece : pieces) {
+    begin += piece.size();
+    for (; p < begin; ++characters) p += utf8_step(p, end).length;
+    offsets.push_back(characters);
+  }
+  return offsets;
 }
 
 }  // namespace mla

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace mla {
 
@@ -28,8 +29,9 @@ size_t append_utf8_lossy(std::string_view bytes, bool final, std::string& out);
 
 void append_utf8(uint32_t codepoint, std::string& out);
 
-// Characters that begin in the bytes.
-int64_t count_characters(std::string_view bytes);
+// Where each of the pieces begins, and the last one ends, in characters of their text as
+// append_utf8_lossy() has it; [pieces + 1]. A piece that begins inside a character begins after it.
+std::vector<int64_t> character_offsets(const std::vector<std::string>& pieces);
 
 // Reads one character of text that is known to be valid, and moves `p` past it.
 inline uint32_t next_codepoint(const char*& p) {

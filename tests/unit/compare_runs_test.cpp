@@ -430,7 +430,8 @@ TEST_CASE("logprobs of prompts are compared where both runs have them") {
         r.choices[0].logprobs->clear();
         r.choices[0].logprob_hash = {};
         r.token_bytes = {{7, "x"}};
-        r.echoed = EchoedPrompt{.token_ids = {7, 7, 7}, .widths = {1, 1, 1}, .logprobs = entries};
+        r.echoed =
+            EchoedPrompt{.token_ids = {7, 7, 7}, .pieces = {"a", "a", "a"}, .logprobs = entries};
       } else if (!entries.empty()) {
         r.prompt_logprobs = entries;
       }

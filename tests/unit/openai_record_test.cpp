@@ -8,6 +8,7 @@
 #include "lib/base/error.h"
 #include "lib/batch/output.h"
 #include "lib/eval/run_reader.h"
+#include "lib/text/utf8.h"
 #include "tests/support/catch.h"
 
 namespace mla::openai_record_test {
@@ -123,7 +124,7 @@ TEST_CASE("with an echo the logprobs of a completion begin with the prompt's") {
   r.token_bytes[31] = "äb";
   // A BOS that the text has not, "äb", "x".
   r.echoed = EchoedPrompt{.token_ids = {30, 31, 20},
-                          .widths = {0, 2, 1},
+                          .pieces = {"", "äb", "x"},
                           .logprobs = {{.token = 31, .logprob = -3.0f, .top = {{10, -1.0f}}},
                                        {.token = 20, .logprob = -0.25f, .top = {{20, -0.25f}}}}};
   const OrderedJson record = to_json(r);
@@ -136,6 +137,37 @@ TEST_CASE("with an echo the logprobs of a completion begin with the prompt's") {
   r.echoed->logprobs[0].logprob = std::numeric_limits<float>::quiet_NaN();
   CHECK_FALSE(is_finite(r));
   CHECK_THROWS_AS(to_json(r), Error);
+}
+
+TEST_CASE("text_offset is a place in the record's text where bytes are no UTF-8") {
+  // Each replaced by U+FFFD: a continuation byte alone, a character cut short in front of another
+  // one, two bytes that begin none; then "é" in two tokens, a special token, and "x".
+  const std::vector<std::string> pieces = {"h",    "\xa9", "\xe2\x82", "x", "\xf0\x80",
+                                           "\xc3", "\xa9", "<s>",      "x"};
+  Result r = sample(Form::completion);
+  Choice& choice = r.choices[0];
+  choice.token_ids.clear();
+  choice.logprobs.emplace();
+  std::string bytes, text;
+  for (const std::string& piece : pieces) {
+    const auto token = static_cast<int32_t>(40 + choice.token_ids.size());
+    r.token_bytes[token] = piece;
+    choice.token_ids.push_back(token);
+    choice.logprobs->push_back({.token = token, .logprob = -1, .top = {}});
+    if (piece == "<s>") r.without_text.insert(token);
+    if (piece != "<s>") bytes += piece;
+  }
+  append_utf8_lossy(bytes, true, text);
+  choice.text = text;
+  const OrderedJson record = to_json(r);
+  const auto lists = [](const OrderedJson& j) {
+    return j["response"]["body"]["choices"][0]["logprobs"]["text_offset"];
+  };
+  CHECK(lists(record).dump() == "[0,1,2,3,4,6,7,7,7]");
+  CHECK(text == "h\xef\xbf\xbd\xef\xbf\xbdx\xef\xbf\xbd\xef\xbf\xbd\xc3\xa9x");
+  // The prompt's text, whose last character is cut short, is whole in front of the choice's.
+  r.echoed = EchoedPrompt{.token_ids = {40, 42}, .pieces = {"h", "\xe2\x82"}, .logprobs = {{}}};
+  CHECK(lists(to_json(r)).dump() == "[0,1,2,3,4,5,6,8,9,9,9]");
 }
 
 TEST_CASE("logprobs of a chat have the bytes of each token") {
@@ -276,7 +308,7 @@ TEST_CASE("the run reader leaves the echoed prompt's logprobs out") {
   add_logprobs(r);
   r.prompt_tokens = 2;
   r.echoed = EchoedPrompt{.token_ids = {30, 31},
-                          .widths = {1, 1},
+                          .pieces = {"h", "x"},
                           .logprobs = {{.token = 31, .logprob = -3.0f, .top = {{10, -1.0f}}}}};
   std::ofstream(dir / "o.jsonl") << dump_line(to_json(r)) << "\n";
   const auto record = RunReader(dir / "o.jsonl").next();
