@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 #include <memory>
 
 #include "apps/mla_run/commands.h"
@@ -62,6 +63,9 @@ EvalTask make_gsm8k(const EvalFlags& flags) {
 }
 
 int write_requests(const EvalFlags& flags) {
+  flags.run.engine.check();
+  flags.run.sampling.params(std::numeric_limits<int32_t>::max());  // no model: any token
+  check_values(flags.run);
   const EvalTask task = make_gsm8k(flags);
   print_warnings(task.warnings);
   const std::string lines = whole_requests(task);

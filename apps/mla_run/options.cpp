@@ -110,6 +110,12 @@ std::vector<EngineOptions> EngineFlags::engine_options(DeviceKind kind, uint64_t
   return all;
 }
 
+void EngineFlags::check() const {
+  run_dtype({});
+  for (const EngineOptions& options : engine_options(DeviceKind::cpu, 0, DType::bf16))
+    mla::check(options);
+}
+
 DType EngineFlags::run_dtype(const ModelConfig& config) const {
   if (dtype == "bfloat16") return DType::bf16;
   if (dtype == "float32") return DType::f32;

@@ -56,6 +56,8 @@ struct EngineFlags {
   // --dtype, with auto resolved by the checkpoint's dtype. Throws UsageError: float16 with the
   // reason.
   DType run_dtype(const ModelConfig& config) const;
+  // What can be said without a model. Throws UsageError.
+  void check() const;
   int run_threads() const;
   bool dummy() const { return load_format == "dummy"; }
   // Devices in all.

@@ -121,10 +121,7 @@ bool can_be_read_again(const std::string& prompts) {
 
 }  // namespace
 
-void check_flags(const RunFlags& flags) {
-  choose_device(flags.engine.device);  // refuses what this build has not
-  if (flags.both() && flags.to_stdout())
-    usage_fail("--chunked-prefill both writes two runs: give --output a folder");
+void check_values(const RunFlags& flags) {
   check(flags.thresholds);
   const Thresholds& limits = flags.thresholds;
   const std::pair<const char*, bool> of_both[] = {
@@ -140,9 +137,17 @@ void check_flags(const RunFlags& flags) {
                  flags.engine.chunked);
   if (!flags.shard.empty() && !parse_shard(flags.shard))
     usage_fail("--shard: expected I/N with 0 <= I < N, found '{}'", flags.shard);
+  if (flags.resume && flags.overwrite)
+    usage_fail("expected one of --resume and --overwrite, found both");
+}
+
+void check_flags(const RunFlags& flags) {
+  choose_device(flags.engine.device);  // refuses what this build has not
+  if (flags.both() && flags.to_stdout())
+    usage_fail("--chunked-prefill both writes two runs: give --output a folder");
+  check_values(flags);
   check_files(flags);
   if (!flags.resume) return;
-  if (flags.overwrite) usage_fail("expected one of --resume and --overwrite, found both");
   if (flags.to_stdout())
     usage_fail("--resume: expected --output DIR, found -: what was written cannot be read again");
   if (!can_be_read_again(flags.prompts))

@@ -19,7 +19,9 @@ std::vector<std::string> run_folders(const RunFlags& flags);
 
 inline constexpr const char* kScoreNames[] = {"results.json", "samples.jsonl"};  // eval's of a run
 
-// What can be said without opening anything. Throws UsageError.
+// What can be said of the options by themselves. Throws UsageError.
+void check_values(const RunFlags& flags);
+// The same, of the device and of the files too, without opening anything.
 void check_flags(const RunFlags& flags);
 
 // The runs in their order, of each mode as many as --repeat says, looked at but not opened. The

@@ -50,16 +50,6 @@ void raise(StepLimits& limits, const StepLimits& other) {
   limits.ranks = std::max(limits.ranks, other.ranks);
 }
 
-void check(const EngineOptions& options) {
-  check_size("--max-num-seqs", options.max_seqs);
-  if (options.max_batched_tokens)
-    check_size("--max-num-batched-tokens", *options.max_batched_tokens);
-  if (options.workspace_tokens) check_size("--mla-workspace-tokens", *options.workspace_tokens);
-  if (!(options.gpu_memory_utilization > 0 && options.gpu_memory_utilization <= 1))
-    usage_fail("--gpu-memory-utilization: expected a number in (0, 1], found {}",
-               options.gpu_memory_utilization);
-}
-
 // The sizes of one run with a pool of `pages`.
 StepLimits choose_limits(const EngineOptions& options, int32_t max_model_len, int64_t pages) {
   StepLimits limits;
@@ -147,7 +137,6 @@ class Planner {
   void check_wanted_len() const {
     if (!first_.max_model_len) return;
     const int64_t wanted = *first_.max_model_len;
-    if (wanted < 2) usage_fail("--max-model-len: expected at least 2, found {}", wanted);
     if (wanted > config_.max_position_embeddings)
       usage_fail(
           "--max-model-len: expected at most the model's max_position_embeddings {}, found {}",
@@ -273,6 +262,18 @@ class Planner {
 };
 
 }  // namespace
+
+void check(const EngineOptions& options) {
+  check_size("--max-num-seqs", options.max_seqs);
+  if (options.max_batched_tokens)
+    check_size("--max-num-batched-tokens", *options.max_batched_tokens);
+  if (options.workspace_tokens) check_size("--mla-workspace-tokens", *options.workspace_tokens);
+  if (options.max_model_len && *options.max_model_len < 2)
+    usage_fail("--max-model-len: expected at least 2, found {}", *options.max_model_len);
+  if (!(options.gpu_memory_utilization > 0 && options.gpu_memory_utilization <= 1))
+    usage_fail("--gpu-memory-utilization: expected a number in (0, 1], found {}",
+               options.gpu_memory_utilization);
+}
 
 StepLimits largest(const std::vector<MemoryPlan>& plans) {
   StepLimits limits;

@@ -58,6 +58,9 @@ struct MemoryPlan {
   SchedulerOptions scheduler_options() const;
 };
 
+// What can be said of the options without a model. Throws UsageError as make_memory_plans() does.
+void check(const EngineOptions& options);
+
 // Of runs that share a model, one each: max_model_len and the pool are such that the buffers of
 // largest() fit. Device and KV cache are those of the first options. `config`, `weight_bytes` and
 // the plans are of one rank, where there are several (rank_config): all have the same.

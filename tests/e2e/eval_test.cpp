@@ -104,6 +104,29 @@ TEST_CASE("Requests are written whole without a model") {
   CHECK(parse_json(chat.out, "stdout").at("messages").size() == 3);
 }
 
+TEST_CASE("Requests alone do not pass over options that no run would take") {
+  Fixture f;
+  const std::string file = f.dir / "r.jsonl";
+  const std::string command =
+      "eval gsm8k --data " + (f.dir / "data") + " --num-fewshot 1 --requests-only " + file + " ";
+  for (const std::string wrong :
+       {"--max-num-seqs 0", "--max-num-batched-tokens 0", "--max-num-batched-tokens 999999999",
+        "--mla-workspace-tokens -1", "--max-model-len 1", "--gpu-memory-utilization 1.5",
+        "--kv-cache-memory-bytes x", "--dtype float16", "--dtype int8", "--max-tokens 0",
+        "--logprobs 21", "--min-match 2", "--repeat 2", "--html x.html", "--resume --overwrite"}) {
+    const ProcessResult result = run_program(f.dir, command + wrong);
+    INFO(wrong << ": " << result.err);
+    CHECK(result.exit_code == 2);
+    CHECK(has(result.err, wrong.substr(0, wrong.find(' '))));
+    CHECK_FALSE(fs::exists(file));
+  }
+  // What a model or a device is needed for is not asked.
+  CHECK(run_program(f.dir, command + "--max-num-seqs 8 --max-model-len 99 --dtype float32 "
+                                     "--kv-cache-memory-bytes 1M --chunked-prefill both "
+                                     "--repeat 2 --min-match 0.9")
+            .exit_code == 0);
+}
+
 TEST_CASE("A context is cut to what the model length leaves and the samples have it whole") {
   Fixture f;
   const ProcessResult result = f.gsm8k("--max-model-len 48 --limit 1");
