@@ -202,7 +202,7 @@ int eval_all(const EvalFlags& flags) {
   std::deque<ModeRun> modes = make_modes(flags.run, *loaded, asked.input);
   check_interrupt();
 
-  run_modes(flags.run, *loaded, asked.input, modes, progress, [&] {
+  const ModesEnd end = run_modes(flags.run, *loaded, asked.input, modes, progress, [&] {
     std::error_code ignored;
     for (const std::string& dir : run_folders(flags.run))  // of an earlier run
       for (const char* name : kScoreNames) fs::remove(dir + "/" + name, ignored);
@@ -215,12 +215,13 @@ int eval_all(const EvalFlags& flags) {
     run.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     failed += report(asked.task, modes[i].dir(), run, chat_template(*loaded));
   }
+  int code = failed == 0 ? kExitOk : kExitSomeFailed;
   if (flags.run.both()) {
-    const int code = compare_modes(flags.run);
-    if (code != kExitOk) return code;
+    if (const int compared = compare_modes(flags.run); compared != kExitOk) code = compared;
   }
-  if (!flags.run.quiet) say("wrote {}\n", flags.run.output);
-  return failed == 0 ? kExitOk : kExitSomeFailed;
+  if (code != kExitThreshold && !flags.run.quiet) say("wrote {}\n", flags.run.output);
+  if (!end.trace_error.empty()) fail("{}", end.trace_error);
+  return code;
 }
 
 void add_task_options(CLI::App& app, EvalFlags& flags) {

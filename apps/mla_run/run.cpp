@@ -9,6 +9,7 @@
 #include "apps/mla_run/loaded.h"
 #include "apps/mla_run/options.h"
 #include "apps/mla_run/run_flow.h"
+#include "lib/base/error.h"
 #include "lib/batch/output.h"
 
 namespace mla {
@@ -24,15 +25,16 @@ int run_all(const RunFlags& flags) {
   progress.clear();
   check_interrupt();
 
-  const bool all_answered = run_modes(flags, *loaded, input, modes, progress);
+  const ModesEnd end = run_modes(flags, *loaded, input, modes, progress);
+  int code = end.all_answered ? kExitOk : kExitSomeFailed;
   if (flags.both()) {
-    const int code = compare_modes(flags);
-    if (code != kExitOk) return code;
+    if (const int compared = compare_modes(flags); compared != kExitOk) code = compared;
   } else if (!flags.to_stdout() && !flags.quiet) {
     say("{} {}/{}\n", modes[0].complete() ? "complete already:" : "wrote", modes[0].dir(),
         kOutputsName);
   }
-  return all_answered ? kExitOk : kExitSomeFailed;
+  if (!end.trace_error.empty()) fail("{}", end.trace_error);
+  return code;
 }
 
 }  // namespace

@@ -195,13 +195,14 @@ std::deque<ModeRun> make_modes(const RunFlags& flags, const Loaded& loaded, cons
   return modes;
 }
 
-bool run_modes(const RunFlags& flags, Loaded& loaded, Input& input, std::deque<ModeRun>& modes,
-               Progress& progress, const std::function<void()>& opened) {
+ModesEnd run_modes(const RunFlags& flags, Loaded& loaded, Input& input, std::deque<ModeRun>& modes,
+                   Progress& progress, const std::function<void()>& opened) {
   const auto end = [&](const std::string& state, const std::string& error) {
     for (ModeRun& mode : modes) mode.end(state, error);
   };
   try {
-    bool to_run = false, all_answered = true;
+    ModesEnd result;
+    bool to_run = false;
     for (ModeRun& mode : modes) {
       mode.open();
       to_run |= !mode.complete();
@@ -212,10 +213,14 @@ bool run_modes(const RunFlags& flags, Loaded& loaded, Input& input, std::deque<M
     if (to_run) load(flags.engine, flags.quiet, progress, loaded);
     for (ModeRun& mode : modes) {
       check_interrupt();
-      if (!mode.complete()) all_answered &= mode.run(loaded, input, progress, trace);
+      if (!mode.complete()) result.all_answered &= mode.run(loaded, input, progress, trace);
     }
-    trace.close();
-    return all_answered;
+    try {
+      trace.close();
+    } catch (const Error& e) {
+      result.trace_error = e.what();
+    }
+    return result;
   } catch (const Stopped& e) {
     end("stopped", e.what());
     throw;

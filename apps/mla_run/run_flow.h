@@ -4,6 +4,7 @@
 
 #include <deque>
 #include <functional>
+#include <string>
 
 #include "apps/mla_run/run_mode.h"
 
@@ -28,11 +29,15 @@ void check_flags(const RunFlags& flags);
 // first ones are those of the plans in their order.
 std::deque<ModeRun> make_modes(const RunFlags& flags, const Loaded& loaded, const Input& input);
 
+struct ModesEnd {
+  bool all_answered = true;
+  std::string trace_error;  // why the trace is not whole; what else is to be made comes first
+};
+
 // Opens the outputs, loads the weights where there is something to run, and runs. `opened` is
-// called once the outputs are there. True when every line was answered. On an exception run.json
-// says it.
-bool run_modes(const RunFlags& flags, Loaded& loaded, Input& input, std::deque<ModeRun>& modes,
-               Progress& progress, const std::function<void()>& opened = {});
+// called once the outputs are there. On an exception run.json says it.
+ModesEnd run_modes(const RunFlags& flags, Loaded& loaded, Input& input, std::deque<ModeRun>& modes,
+                   Progress& progress, const std::function<void()>& opened = {});
 
 // After runs of both modes: prints the comparison, writes compare.json and the page. Returns
 // kExitOk or kExitThreshold.

@@ -103,7 +103,7 @@ void StepTrace::close() {
   if (!on()) return;
   out_ << "\n]\n";
   out_.close();
-  if (!out_) fail("--trace: {}: it could not be written to its end", path_);
+  if (!out_) fail("--trace: {}: it could not be written to its end; the trace is not whole", path_);
 }
 
 }  // namespace mla

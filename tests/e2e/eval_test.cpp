@@ -293,6 +293,18 @@ TEST_CASE("A mode whose one token is another ends an evaluation with exit 4") {
   CHECK(f.gsm8k(both + "--resume --min-match 0.6").exit_code == 0);
 }
 
+TEST_CASE("An evaluation whose trace cannot be written is scored and compared all the same") {
+  Fixture f;
+  const ProcessResult result = f.gsm8k("--chunked-prefill both --trace /dev/full");
+  INFO(result.out << result.err);
+  CHECK(result.exit_code == 1);
+  CHECK(has(result.err, "/dev/full: it could not be written to its end"));
+  CHECK(has(result.out, "|gsm8k|"));
+  CHECK(fs::exists(f.out + "/off/results.json"));
+  CHECK(fs::exists(f.out + "/on/results.json"));
+  CHECK(fs::exists(f.out + "/compare.json"));
+}
+
 TEST_CASE("Options of the answers reach the run") {
   Fixture f;
   const ProcessResult result =

@@ -77,15 +77,15 @@ TEST_CASE("What an earlier run with more repeats has left goes when it is overwr
   REQUIRE(run_program(dir, kBoth + (dir / "out") + " --repeat 3").exit_code == 0);
   REQUIRE(fs::exists(dir / "out/repeat-3/on/outputs.jsonl"));
   write_text(dir / "out/repeat-3/mine.txt", "not of a run");
-  // The trace cannot be written, which ends the program before its comparison.
-  const ProcessResult failed =
-      run_program(dir, kBoth + (dir / "out") + " --repeat 2 --overwrite --trace /dev/full");
+  // The device fails, which ends the program before its comparison.
+  const ProcessResult failed = run_program(dir, kBoth + (dir / "out") + " --repeat 2 --overwrite",
+                                           "/dev/null", "MLA_FAULT=throw:0", "mla-run-faulty");
   CHECK(failed.exit_code == 1);
   CHECK_FALSE(fs::exists(dir / "out/compare.json"));
   CHECK_FALSE(fs::exists(dir / "out/report.html"));
   CHECK_FALSE(fs::exists(dir / "out/repeat-3/on"));
   CHECK(fs::exists(dir / "out/repeat-3/mine.txt"));
-  CHECK(fs::exists(dir / "out/repeat-2/on/outputs.jsonl"));
+  CHECK(fs::exists(dir / "out/repeat-2/on/run.json"));
   // A run of one mode has nothing to do with the comparison beside it.
   write_text(dir / "out/compare.json", "{}");
   REQUIRE(run_program(dir, "-m " + source_path("tests/data/tiny-random") +

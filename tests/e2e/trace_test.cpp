@@ -111,6 +111,14 @@ TEST_CASE("A trace changes no bit and takes no file that is there") {
   CHECK(full.exit_code == 1);
   CHECK(has(full.err, "/dev/full: it could not be written to its end"));
   CHECK(std::filesystem::exists(dir / "e/outputs.jsonl"));
+  // With both the runs are compared all the same.
+  const ProcessResult compared =
+      run_program(dir, kRun + "--chunked-prefill both --trace /dev/full --output " + (dir / "h"));
+  CHECK(compared.exit_code == 1);
+  CHECK(has(compared.err, "/dev/full: it could not be written to its end; the trace is not whole"));
+  CHECK(has(compared.out, "same tokens"));
+  CHECK(read_json(dir / "h/compare.json").contains("token_identical"));
+  CHECK(std::filesystem::exists(dir / "h/report.html"));
   // A file of the run's folder, but none that the run writes; one that was refused leaves nothing.
   REQUIRE(run_program(dir, on + "--output " + (dir / "f") + " --trace " + (dir / "f/t.json"))
               .exit_code == 0);
