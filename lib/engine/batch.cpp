@@ -63,6 +63,12 @@ void Batch::finished(const Engine::Finished& item) {
   sink_(result->index, to_json(*result));
 }
 
+void Batch::refused(const Engine::Finished& item) {
+  if (!options_.fail_fast) return finished(item);
+  refused_ = item;
+  more_ = false;
+}
+
 std::optional<Request> Batch::next(bool may_wait) {
   while (more_ && goes_on() && (options_.limit < 0 || reader_.records() < options_.limit)) {
     if (!may_wait && !reader_.ready()) return std::nullopt;
@@ -73,9 +79,13 @@ std::optional<Request> Batch::next(bool may_wait) {
     if (options_.skip && options_.skip(index)) continue;
     ++progress_.read;
     if (auto* request = std::get_if<Request>(&*record)) return std::move(*request);
-    finished(std::get<BadLine>(std::move(*record)));
+    refused(std::get<BadLine>(std::move(*record)));
   }
   more_ = false;
+  if (may_wait && refused_) {
+    finished(*refused_);
+    refused_.reset();
+  }
   return std::nullopt;
 }
 

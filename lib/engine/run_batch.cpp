@@ -12,11 +12,12 @@ constexpr int64_t kReadAhead = 1024;
 
 void run_on_this_thread(Batch& batch, Engine& engine) {
   const Engine::Sink finished = [&](const Engine::Finished& item) { batch.finished(item); };
+  const Engine::Sink refused = [&](const Engine::Finished& item) { batch.refused(item); };
   const auto read_ahead = [&] {
     while (engine.waiting() < kReadAhead) {
       std::optional<Request> request = batch.next(!engine.has_work());
       if (!request) return;
-      engine.add(std::move(*request), finished);
+      engine.add(std::move(*request), refused);
     }
   };
   for (read_ahead(); engine.has_work() && batch.goes_on(); read_ahead()) {

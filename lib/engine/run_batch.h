@@ -23,7 +23,9 @@ struct BatchOptions {
   std::function<bool(int64_t index)> skip;
   // Asked before every step and every record; true ends the batch where it is. Empty: never.
   std::function<bool()> stop;
-  bool fail_fast = false;  // the first failed record ends the batch
+  // The first failed record ends the batch: one that cannot be served when those in front of it
+  // have ended, as long as a single engine or the reader says so; any other at once.
+  bool fail_fast = false;
   // Called after every step; of several engines, every now and then.
   std::function<void(const BatchProgress&)> progress;
 };

@@ -355,5 +355,28 @@ TEST_CASE("The first failed line stops a run with fail-fast and it can be resume
   CHECK(f.resumed() == f.whole());
 }
 
+TEST_CASE("Lines in front of the one at which fail-fast stops are answered") {
+  const std::string too_long = Json{{"prompt", std::vector<int>(5000, 7)}}.dump() + "\n";
+  for (const std::string& bad : {std::string("{broken\n"), too_long}) {
+    std::string prompts = some_prompts(12);
+    prompts.insert(prompts.find("{\"id\":\"q7\""), bad);
+    Fixture f(prompts, 3);
+    for (const std::string engines : {"", "-dp 2 "}) {
+      if (bad == too_long && !engines.empty()) continue;  // its engine stops at once
+      const ProcessResult stopped = run_program(f.dir, f.command("--fail-fast " + engines));
+      INFO(engines << bad.substr(0, 30) << ": " << stopped.err);
+      CHECK(stopped.exit_code == 3);
+      const Json run = run_json(f.dir / "o");
+      CHECK(run.at("state") == "stopped");
+      CHECK(run.at("counts").at("ok") == 7);  // q0 to q6
+      CHECK(run.at("counts").at("failed") == 1);
+      CHECK(run.at("counts").at("requests") == f.partial_lines());
+      CHECK(f.resume().exit_code == 3);
+      CHECK(f.resumed() == f.whole());
+      fs::remove_all(f.dir / "o");
+    }
+  }
+}
+
 }  // namespace
 }  // namespace mla::test::resume_test
