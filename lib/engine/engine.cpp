@@ -185,15 +185,15 @@ RowSampling Engine::sampling_of(LiveChoice& live, const SampleRow& sample) const
 
 bool Engine::take(LiveChoice& live, const StepOutput& out, size_t row, double at_ms) {
   const int32_t token = out.tokens[row];
-  if (token < 0) {
-    live.finite = false;
-    return true;
-  }
   Choice& choice = live.choice();
   const SamplingParams& sampling = live.of->request.sampling;
-  if (sampling.max_tokens == 0) {
+  if (sampling.max_tokens == 0) {  // whatever was drawn is left out
     choice.timing.token(at_ms);
     choice.finish_reason = "length";
+    return true;
+  }
+  if (token < 0) {
+    live.finite = false;
     return true;
   }
   choice.token_ids.push_back(token);

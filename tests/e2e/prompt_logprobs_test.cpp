@@ -2,6 +2,9 @@
 #include <cmath>
 
 #include "tests/e2e/process.h"
+#include "tests/support/forwarding_runner.h"
+#include "tests/support/runner.h"
+#include "tests/support/synthetic.h"
 
 namespace mla::test::prompt_logprobs_test {
 namespace {
@@ -198,6 +201,57 @@ TEST_CASE("An echo with logprobs puts the prompt's in front, as prompt_logprobs 
     REQUIRE(scores.size() == prompt_tokens);
     for (size_t t = 0; t < prompt_tokens; ++t)
       CHECK(scores[t] == whole.at("logprobs").at("token_logprobs")[t]);
+  }
+}
+
+class NeverFinite : public ForwardingRunner {
+ public:
+  using ForwardingRunner::ForwardingRunner;
+  StepOutput collect() override {
+    StepOutput out = ForwardingRunner::collect();
+    for (int32_t& token : out.tokens) token = -1;
+    return out;
+  }
+};
+
+TEST_CASE("A prompt that is only scored does not need the logits of the token behind it") {
+  TempDir dir;
+  write_synthetic_checkpoint(source_path("tests/data/expected/lite_plain"), dir.path() + "/m");
+  LoadedModel loaded(dir / "m", DType::f32, 1);
+  const MemoryPlan plan = plan_for(loaded, {.max_seqs = 4});
+  Model model(loaded.config, loaded.weights, *loaded.backend, plan.limits);
+  NeverFinite never(model);
+  for (const bool pipelined : {false, true}) {
+    Engine engine(loaded.config, never, {}, plan, 0, pipelined);
+    int scored = 0, failed = 0;
+    const Engine::Sink sink = [&](const Engine::Finished& item) {
+      if (const auto* bad = std::get_if<BadLine>(&item)) {
+        CHECK(bad->index == 1);
+        CHECK(bad->code == error_code::kNotFinite);
+        ++failed;
+        return;
+      }
+      const Result& result = std::get<Result>(item);
+      CHECK(result.index == 0);
+      CHECK(result.choices.front().tokens() == 0);
+      REQUIRE(result.echoed);
+      CHECK(result.echoed->logprobs.size() == 2);
+      CHECK(is_finite(result));
+      ++scored;
+    };
+    for (const int32_t max_tokens : {0, 1}) {
+      Request request;
+      request.index = max_tokens;
+      request.id = max_tokens;
+      request.prompt = std::vector<int32_t>{5, 6, 7};
+      request.sampling.echo = true;
+      request.sampling.logprobs = 1;
+      request.sampling.max_tokens = max_tokens;
+      engine.add(std::move(request), sink);
+    }
+    while (engine.has_work()) engine.step(sink);
+    CHECK(scored == 1);
+    CHECK(failed == 1);
   }
 }
 
