@@ -12,6 +12,7 @@ namespace mla {
 namespace {
 
 constexpr size_t kMaxUnknownNames = 100;
+constexpr std::string_view kBom = "\xef\xbb\xbf";
 
 bool is_blank(std::string_view line) {
   return line.find_first_not_of(" \t\r") == std::string_view::npos;
@@ -35,6 +36,13 @@ std::string clean(std::string_view message) {
 }
 
 Json parse_line_json(std::string_view line, std::string_view what) {
+  // The parser would pass over one.
+  if (line.starts_with(kBom))
+    throw RequestError(
+        error_code::kInvalidJson,
+        fmt::format("{}: expected a JSON object, found a byte order mark (U+FEFF): one may stand "
+                    "at the start of the input alone",
+                    what));
   Json value;
   try {
     value = parse_json(line, what);
@@ -178,7 +186,7 @@ RequestReader::Read RequestReader::advance(bool may_wait) {
     const Read read = read_line(may_wait);
     if (read == Read::waits) break;
     if (read == Read::line) {
-      if (line_number_ == 1 && line_.starts_with("\xef\xbb\xbf")) line_.erase(0, 3);
+      if (line_number_ == 1 && line_.starts_with(kBom)) line_.erase(0, kBom.size());
       if (!too_long_ && is_blank(line_)) continue;
     }
     read_ = read;

@@ -163,6 +163,23 @@ TEST_CASE("blank lines and BOM and CRLF and a missing last newline are fine") {
   CHECK(read_all("\xef\xbb\xbf\n\n").empty());
 }
 
+TEST_CASE("a BOM that is not the first thing of the input is an error of its line") {
+  const std::string bom = "\xef\xbb\xbf", line = "{\"prompt\":\"a\"}\n";
+  const auto records = read_all(bom + bom + line + bom + line + line + bom + "\n" + line);
+  REQUIRE(records.size() == 5);
+  for (const size_t i : {0, 1, 3}) {
+    const BadLine& bad = std::get<BadLine>(records[i]);
+    CHECK(bad.code == "invalid_json");
+    CHECK(test::has(bad.message,
+                    "line " + std::to_string(i + 1) +
+                        ": expected a JSON object, found a byte order mark (U+FEFF): one may "
+                        "stand at the start of the input alone"));
+  }
+  for (const size_t i : {2, 4}) CHECK(std::holds_alternative<Request>(records[i]));
+  // In front of the first line that is not blank, but not of the input.
+  CHECK(std::holds_alternative<BadLine>(read_all("\n" + bom + line).at(0)));
+}
+
 TEST_CASE("a bad line does not stop the lines after it") {
   const auto records = read_all("{\"prompt\":\"a\"}\nnonsense\n{\"prompt\":\"b\"}\n");
   REQUIRE(records.size() == 3);
