@@ -178,6 +178,7 @@ OrderedJson openai_record(const BadLine& bad) {
   body["error"] = std::move(error);
   body["index"] = bad.index;
   body["line"] = bad.line;
+  if (bad.answer) body["answer"] = *bad.answer;
   return envelope(bad.index, bad.id, 400, std::move(body));
 }
 

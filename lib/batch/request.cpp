@@ -53,6 +53,13 @@ Json parse_line_json(std::string_view line, std::string_view what) {
   return value;
 }
 
+std::optional<std::string> answer_of(const Json& object, bool openai) {
+  const Json* body = openai ? find_field(object, "body") : &object;
+  const Json* answer = body && body->is_object() ? find_field(*body, "answer") : nullptr;
+  if (!answer || !answer->is_string()) return std::nullopt;
+  return answer->get<std::string>();
+}
+
 std::string_view last_component(std::string_view path) {
   while (path.size() > 1 && path.back() == '/') path.remove_suffix(1);
   return path.substr(path.rfind('/') + 1);
@@ -66,7 +73,8 @@ BadLine make_bad_line(const Request& request, std::string_view code, std::string
           .openai = request.form != Form::simple,
           .id = request.id,
           .code = std::string(code),
-          .message = clean(fmt::format("line {}: {}", request.line, message))};
+          .message = clean(fmt::format("line {}: {}", request.line, message)),
+          .answer = request.answer};
 }
 
 RequestReader::RequestReader(std::istream& in, std::string what, ReaderOptions options)
@@ -141,6 +149,7 @@ void RequestReader::note_model(const Json& body) {
 
 Request RequestReader::parse_object(const Json& object, BadLine& bad, const std::string& what) {
   bad.openai = openai_ = is_openai_line(object);
+  bad.answer = answer_of(object, bad.openai);
   bad.id = bad.openai ? parse_custom_id(object, what) : parse_id(object, line_number_, what);
   claim_id(bad.id);
   const Form form = bad.openai ? parse_url(object, what) : Form::simple;

@@ -90,10 +90,11 @@ struct Request {
 struct BadLine {
   int64_t index = 0;
   int64_t line = 0;
-  bool openai = false;  // the form of its record
-  Json id;              // null where it could not be read
-  std::string code;     // one of error_code
-  std::string message;  // "line 7: field 'top_p': expected …, found …"
+  bool openai = false;                // the form of its record
+  Json id;                            // null where it could not be read
+  std::string code;                   // one of error_code
+  std::string message;                // "line 7: field 'top_p': expected …, found …"
+  std::optional<std::string> answer;  // the line's, where it has one that could be read
 };
 
 // For a request that turns out later not to be served; the message gets "line N: " in front.

@@ -206,6 +206,7 @@ OrderedJson to_json(const BadLine& bad) {
   record["line"] = bad.line;
   record["status"] = "error";
   record["error"] = {{"code", bad.code}, {"message", bad.message}};
+  if (bad.answer) record["answer"] = *bad.answer;
   return record;
 }
 

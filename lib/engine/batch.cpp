@@ -29,7 +29,8 @@ BadLine not_finite(const Result& result) {
           .openai = result.form != Form::simple,
           .id = result.id,
           .code = error_code::kNotFinite,
-          .message = "a log-probability is not finite"};
+          .message = "a log-probability is not finite",
+          .answer = result.answer};
 }
 
 }  // namespace

@@ -17,8 +17,11 @@ constexpr const char* kRandomWeights =
 constexpr size_t kListed = 10;  // ids and divergences that a report lists
 constexpr size_t kShown = 32;   // characters of a text on either side of a divergence
 
+// A request that failed is wrong.
 std::optional<bool> is_right(const OutputRecord& record) {
-  if (!record.ok || !record.answer || !record.choices[0].text) return std::nullopt;
+  if (!record.answer) return std::nullopt;
+  if (!record.ok) return false;
+  if (!record.choices[0].text) return std::nullopt;
   return exact_match(extract_flexible(*record.choices[0].text), *record.answer);
 }
 
@@ -150,6 +153,7 @@ void compare_answers(const OutputRecord& a, const OutputRecord& b, CompareReport
 
 void compare_pair(const OutputRecord& a, const OutputRecord& b, CompareReport& report) {
   ++report.in_both;
+  compare_answers(a, b, report);
   if (!a.ok && !b.ok && a.error_code == b.error_code) {
     ++report.failed_both;
     return;
@@ -160,7 +164,6 @@ void compare_pair(const OutputRecord& a, const OutputRecord& b, CompareReport& r
     return;
   }
   compare_choices(a, b, report);
-  compare_answers(a, b, report);
 }
 
 std::string text_of(const Json& object, const char* key) {

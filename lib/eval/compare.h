@@ -19,7 +19,7 @@ struct RunSide {
   int64_t requests = 0;  // records
   int64_t failed = 0;
   int64_t prompts_split = 0;  // of timing.prefill_chunks > 1, of every choice
-  int64_t answered = 0;       // finished requests with a known answer
+  int64_t answered = 0;       // requests with a known answer; one that failed is wrong
   int64_t correct = 0;        // of those, by flexible-extract
   int64_t prompt_tokens = 0, completion_tokens = 0;  // those of all choices
   Json run;                                          // run.json, or null where there is none

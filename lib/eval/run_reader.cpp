@@ -187,6 +187,7 @@ void read_choices(const Json& object, const std::string& what, OutputRecord& rec
 
 void read_openai(const Json& object, const std::string& what, OutputRecord& record) {
   const Json& body = openai_body(object, what);
+  record.answer = find_string(body, "answer", what);
   if (!record.ok) {
     record.error_code = get_string(object_at(body, "error", what), "code", what);
     return;
@@ -199,10 +200,10 @@ void read_openai(const Json& object, const std::string& what, OutputRecord& reco
   if (record.prompt_logprobs.empty()) read_prompt_logprobs(body, what, record);
   // That of a single choice.
   if (body.contains("timing")) record.choices[0].prefill_chunks = prefill_chunks(body, what);
-  record.answer = find_string(body, "answer", what);
 }
 
 void read_simple(const Json& object, const std::string& what, OutputRecord& record) {
+  record.answer = find_string(object, "answer", what);
   if (!record.ok) {
     record.error_code = get_string(object_at(object, "error", what), "code", what);
     return;
@@ -212,7 +213,6 @@ void read_simple(const Json& object, const std::string& what, OutputRecord& reco
   } else {
     record.choices.push_back(read_choice(object, what));
   }
-  record.answer = find_string(object, "answer", what);
   record.prompt_tokens = get_int(object, "prompt_tokens", what);
   read_prompt_logprobs(object, what, record);
 }

@@ -20,6 +20,9 @@ EvalQuestion question_of(Request request, const std::string& path) {
   if (!request.answer) fail("{}: field 'answer': expected a string, found nothing", what);
   if (request.sampling.n > 1)
     fail("{}: field 'n': expected 1, as one answer is scored, found {}", what, request.sampling.n);
+  if (request.sampling.echo)
+    fail("{}: field 'echo': expected false, as the text after the prompt is scored, found true",
+         what);
   EvalQuestion question{.id = request.id,
                         .doc = doc_of(request),
                         .target = *request.answer,

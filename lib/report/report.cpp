@@ -307,7 +307,9 @@ class Page {
     out_ +=
         "<h2>Where answers part</h2><div class=wide><table>" + head("request, token") + "<tbody>";
     for (const Divergence& d : r_.divergences) {
-      out_ += "<tr>" + cell(escape_html(d.id.dump()) + fmt::format(", {}", d.position));
+      out_ += "<tr>" + cell(escape_html(d.id.dump()) +
+                            (d.choice > 0 ? fmt::format(" choice {}", d.choice) : "") +
+                            fmt::format(", {}", d.position));
       out_ += token_cell(d.token_a, d.margin_a) + token_cell(d.token_b, d.margin_b) + "</tr>";
       if (!d.text_before) continue;
       const auto text = [&](const std::optional<std::string>& rest) {

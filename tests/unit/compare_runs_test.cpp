@@ -7,6 +7,7 @@
 #include "lib/batch/result.h"
 #include "lib/batch/run_record.h"
 #include "lib/eval/compare.h"
+#include "lib/report/report.h"
 #include "tests/support/catch.h"
 #include "tests/support/error_text.h"
 
@@ -274,6 +275,7 @@ TEST_CASE("a choice that differs makes its request differ and is named") {
   CHECK(r.divergences[0].token_b == 9);
   CHECK(has(to_text(r, {}), "\"q1\" choice 1 at token 1: A 8, B 9;"));
   CHECK(to_json(r, {})["divergences"][0]["choice"] == 1);
+  CHECK(has(report_html(r, {}), "q1&quot; choice 1, 1</td>"));
 }
 
 TEST_CASE("another number of choices is different whatever they are") {
@@ -383,6 +385,29 @@ TEST_CASE("answers that turn are counted in pairs") {
   many.only_a_right = 10;
   many.only_b_right = 2;
   CHECK(near(*many.mcnemar_p(), 158.0 / 4096, 1e-10));
+}
+
+TEST_CASE("a request that failed is wrong where its answer is known") {
+  Pair pair;
+  const BadLine failed{
+      .index = 4, .line = 5, .id = "q4", .code = "x", .message = "m", .answer = "#### 14"};
+  pair.a.results.push_back(FakeRun::make(5));
+  pair.a.results.back().index = 4;
+  pair.a.results.back().id = "q4";
+  BadLine openai = failed;
+  openai.index = 5;
+  openai.id = "q5";
+  openai.openai = true;
+  pair.a.bad = {openai};
+  pair.b.bad = {failed, openai};
+  const CompareReport r = pair.report();
+  CHECK(r.a.answered == 6);
+  CHECK(r.a.correct == 3);
+  CHECK(r.b.answered == 6);
+  CHECK(r.b.correct == 2);
+  CHECK(r.only_a_right == 1);
+  CHECK(r.both_wrong == 3);
+  CHECK_FALSE(failures(r, {.min_match = 0, .max_accuracy_drop = 0.1}).empty());
 }
 
 TEST_CASE("split prompts and differing options are told") {

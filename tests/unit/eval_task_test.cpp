@@ -118,6 +118,13 @@ TEST_CASE("Lines with answers are a task, and one without is refused") {
         "dir/sums.jsonl:6: field 'answer': expected a string, found nothing");
   CHECK(error_text([&] { task("{\"prompt\": \"x\", \"answer\": \"1\", \"n\": 2}\n"); }) ==
         "dir/sums.jsonl:1: field 'n': expected 1, as one answer is scored, found 2");
+  CHECK(error_text([&] {
+          task(R"({"custom_id":"c","method":"POST","url":"/v1/completions",)"
+               R"("body":{"prompt":"x","answer":"1","echo":true}})"
+               "\n");
+        }) ==
+        "dir/sums.jsonl:1: field 'echo': expected false, as the text after the prompt is scored, "
+        "found true");
   CHECK(error_text([&] { task("\n"); }) ==
         "dir/sums.jsonl: expected at least one question, found none");
 }

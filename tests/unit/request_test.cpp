@@ -243,6 +243,19 @@ TEST_CASE("the id of a bad line is taken too") {
   CHECK(std::get<BadLine>(records[1]).code == "duplicate_id");
 }
 
+TEST_CASE("a bad line keeps its answer where it could be read") {
+  const auto answer = [](const std::string& line) {
+    return std::get<BadLine>(read_all(line + "\n").at(0)).answer;
+  };
+  CHECK(answer(R"({"answer":"7"})") == "7");
+  CHECK(answer(
+            R"({"custom_id":"c","method":"POST","url":"/v1/completions","body":{"answer":"8"}})") ==
+        "8");
+  CHECK_FALSE(answer(R"({"custom_id":"c","answer":"8","body":[]})"));
+  CHECK_FALSE(answer(R"({"answer":7})"));
+  CHECK_FALSE(answer(R"({"answer":"7")"));
+}
+
 TEST_CASE("an id is a string or an integer") {
   check({{R"({"id":1.5,"prompt":"x"})", "invalid_request",
           "line 1: field 'id': expected a string or an integer, found the number 1.5"},
@@ -540,6 +553,8 @@ TEST_CASE("a request can become a bad line later") {
   CHECK(b.id == "q");
   CHECK(b.code == "context_length_exceeded");
   CHECK(b.message == "line 1: expected fewer");
+  CHECK_FALSE(b.answer);
+  CHECK(make_bad_line(good(R"({"prompt":"x","answer":"3"})"), "c", "m").answer == "3");
 }
 
 }  // namespace
